@@ -40,7 +40,7 @@ FLOORS = [
     {"planning"},
     {"service", "serving"},
     {"fitting"},
-    {"materialize", "explain", "profiling"},
+    {"explain", "materialize", "profiling"},
     {"pipeline"},
     {"commands", "face"},  # the face is feedline/__init__.py
     {"cli"},
@@ -64,6 +64,7 @@ INSIDE = {
     ],
     "transforms": [{"values"}, {"kernels"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],
     "loader": [
+        {"notebook"},
         {"encoding", "launcher"},
         {"wire"},
         {"limits"},
@@ -113,6 +114,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.service.cluster.worker_checks", "asyncio"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
     ("feedline.loader.batch", "feedline.loader.encoding.row_digests"),
+    ("feedline.loader.dataset_stats", "feedline.loader.limits.trainer_verdict"),
     ("feedline.loader.row_arrays", "feedline.loader.batch"),
     ("feedline.loader.tensors.torchrec_tensors", "torchrec"),
     ("feedline.service.feeder.in_process", "feedline.loader.batch"),
@@ -464,7 +466,7 @@ def test_forbidden_calls():
         ("feedline.commands.plan.views", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),
-        ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec", "polars", "pandas"}),
+        ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec", "polars", "pandas", "rich"}),
     ],
 )
 def test_what_an_import_does_not_load(module: str, absent: set[str]):

@@ -23,6 +23,10 @@ ELSEWHERE = {
         "feedline.commands.diff.diff_command",
         "Compare two pipelines: rows, what is read, features, fingerprints, whether a run continues, cost.",
     ),
+    "explain": (
+        "feedline.commands.explain",
+        "Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last.",
+    ),
     "fit": (
         "feedline.commands.fit",
         "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",

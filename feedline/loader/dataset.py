@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from feedline.loader.batch import Batch
 from feedline.loader.batch_receipts import receipt_of
 from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
 from feedline.loader.dataset_messages import REPLACED, print_ranks, print_rebase, warn_of_plan
-from feedline.loader.dataset_stats import DatasetStats
+from feedline.loader.dataset_stats import MeasuredDataset
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.sparse_features import SparseFeatures
@@ -40,7 +39,7 @@ from feedline.loader.state import checked_state, environment_warning, rebased_st
 from feedline.loader.tensors.keyed_columns import check_chosen
 from feedline.loader.tensors.torchrec_tensors import register_pipelineable
 from feedline.loader.wire.codec import to_values
-from feedline.loader.wire.facts import Hello, RebaseRequest
+from feedline.loader.wire.facts import Hello, PlanFacts, RebaseRequest
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.chosen_features import choose_features
 
@@ -81,7 +80,7 @@ class _Progress:
     positions: _Positions
 
 
-class FeedlineDataset(IterableDataset[Batch]):
+class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
     """The batches of a pipeline, for one rank.
 
     Attaches to the `feedline run` of the same job on this host if one is waiting, else starts a feeder process, which
@@ -139,7 +138,6 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._progress = _Progress(None, None, (0, 0), _Positions((0, 0), (0, 0)))
         self._iterators = 0  # how many there were: the last one, if none has been dismissed since, is the current one
         self._untouched = self._rows = 0  # the current iterator, until its first next(); rows handed out
-        self._start_s: float | None = None
         self._epochs = FollowedEpochs(self._request)
 
     # -- iterating ------------------------------------------------------------------------------------------------
@@ -186,7 +184,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         if self._iterators != iterator or self._pid != _process_id:
             self._refuse_replaced(iterator)
         if self._start_s is None:
-            self._start_s = time.perf_counter()
+            self._start()
         progress = self._progress
         at, reading = progress.positions
         if self._untouched == iterator:
@@ -197,6 +195,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             warnings.warn(warning, UserWarning, stacklevel=3)
         if item is None:
             batch, reading = None, (reading[0] + 1, 0)
+            self._log_epoch()
         else:
             epoch, step, rows, nbytes, lease = item
             assert progress.layout is not None
@@ -209,11 +208,8 @@ class FeedlineDataset(IterableDataset[Batch]):
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
-        """The position of the training, valid on every rank and for any world size that divides the lanes.
-
-        Counts the batches handed out; with `after`, the batches up to that one, which is right even if something
-        between the dataset and the training step prefetches.
-        """
+        """The position of the training, valid on every rank and for any world size that divides the lanes: after the
+        batches handed out, or after `after`, which is right even if something prefetches before the training step."""
         at = self._progress.positions.at if after is None else (after.epoch, after.step + 1)
         return self._epochs.state(self._open(), *at)
 
@@ -266,6 +262,11 @@ class FeedlineDataset(IterableDataset[Batch]):
         return self._open().facts.schema
 
     @property
+    def plan(self) -> PlanFacts:
+        """The plan's facts as a value, which a notebook shows as a table."""
+        return self._open().facts
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints, the dashboard's address."""
         answer = self._open()
@@ -273,16 +274,10 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     @property
     def quality(self) -> dict[str, dict[str, Any]]:
-        """Measures of the features' values in the blocks delivered so far, by feature; see docs/quality.md.
-
-        At most half a second old, and complete at the end of an epoch.
-        """
+        """Measures of the features' values in the blocks delivered so far, by feature: at most half a second old, and
+        complete at the end of an epoch. See docs/quality.md."""
         self._feed.refresh()
         return self._feed.reports.report(self.schema)
-
-    def stats(self) -> DatasetStats:
-        """Counts and shares since the first batch was requested."""
-        return DatasetStats.of(self._feed, rows=self._rows, start_s=self._start_s)
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -1,16 +1,25 @@
-"""A dataset's statistics: what the trainer received, and how long it waited.
+"""A dataset's statistics: what the trainer received, how long it waited, and what limits it.
 
 Runs in: the trainer.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.ring.client import FeederClient
+from feedline.resources.cgroups import available_cores
+from feedline.spec import PipelineSpec
+
+if TYPE_CHECKING:
+    from feedline.loader.limits.trainer_verdict import Headspace, TrainerMark, TrainerSamples
+    from feedline.loader.limits.verdict import Verdict
+
+logger = logging.getLogger("feedline.verdict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +64,71 @@ class DatasetStats:
             window_reason=work.window_reason,
             cached=work.delivery.cached,
         )
+
+
+class SizedBatch(Protocol):
+    """A batch, of which only the rows matter here."""
+
+    @property
+    def rows(self) -> int: ...
+
+
+B = TypeVar("B", bound=SizedBatch)
+
+
+class MeasuredDataset:
+    """What a dataset says about its own run. What explains it is imported when it is first asked for."""
+
+    _feed: FeederClient
+    _spec: PipelineSpec
+    _rows: int
+    _start_s: float | None = None
+    _samples: TrainerSamples | None = None
+
+    def stats(self) -> DatasetStats:
+        """Counts and shares since the first batch was requested."""
+        return DatasetStats.of(self._feed, rows=self._rows, start_s=self._start_s)
+
+    def verdict(self) -> Verdict:
+        """What limits this training so far, and what would change it; see docs/explain.md. `str` of it is a sentence.
+
+        Each call, and each epoch's end, is a sample: rates have intervals from the fourth on."""
+        samples = self._measured()
+        samples.add(self._mark())
+        return samples.verdict(self._spec, cores=available_cores())
+
+    def headspace(self, batch: B, *, steps: int = 20) -> Headspace[B]:
+        """Iterate over this batch again and again, to measure the trainer without a loader: `rows_per_s` and `gain` of
+        the result, the most that any loader could give. Position and state of the dataset stay as they are."""
+        from feedline.loader.limits.trainer_verdict import Headspace  # noqa: PLC0415 -- most runs never ask
+
+        return Headspace(batch, batch.rows, steps=steps, rows_per_s=self.stats().rows_per_s)
+
+    def _start(self) -> None:
+        """The first batch is requested."""
+        self._start_s = time.perf_counter()
+
+    def _measured(self) -> TrainerSamples:
+        from feedline.loader.limits.trainer_verdict import TrainerSamples  # noqa: PLC0415 -- most runs never ask
+
+        if self._samples is None:
+            self._samples = TrainerSamples(began_s=self._start_s)
+        return self._samples
+
+    def _mark(self) -> TrainerMark:
+        from feedline.loader.limits.trainer_verdict import TrainerMark  # noqa: PLC0415 -- most runs never ask
+
+        self._feed.refresh()
+        return TrainerMark(
+            at_s=time.perf_counter(),
+            wait_s=self._feed.stats.wait_s,
+            cpu_s=time.process_time(),
+            rows=self._rows,
+            stats=self._feed.reports.stats,
+        )
+
+    def _log_epoch(self) -> None:
+        """Log a line about the epoch that has ended, if anybody reads it."""
+        if logger.isEnabledFor(logging.INFO):
+            line = self._measured().epoch_line(self._mark(), self._spec, cores=available_cores())
+            logger.info("%s", line)

@@ -30,6 +30,7 @@ class DrainProgress:
     batches: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    wait_s: float = 0.0
     ring_fill: float = 0.0
     reports: FeederReports | None = None
     quality: Quality | None = None
@@ -45,8 +46,17 @@ class DrainProgress:
         return None if self.reports is None else self.reports.stats
 
 
-def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: int, stop: Callable[[], bool]) -> None:
-    """Receive and discard `epochs` epochs; records progress and errors in `progress`."""
+def drain(
+    feed: FeederClient,
+    hello: Hello,
+    progress: DrainProgress,
+    *,
+    epochs: int,
+    stop: Callable[[], bool],
+    train: Callable[[int], object] = lambda rows: None,
+) -> None:
+    """Receive and discard `epochs` epochs; records progress and errors in `progress`. train: called with the rows of
+    each batch, which is held meanwhile."""
     try:
         answer = feed.open(hello)
         progress.answer, progress.reports = answer, feed.reports
@@ -71,8 +81,10 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
                 progress.step = step + 1
                 progress.seconds = time.perf_counter() - start_s
+                progress.wait_s = feed.stats.wait_s
                 feed.refresh()
                 progress.ring_fill = feed.ring_fill
+                train(rows)
                 del item, _
         progress.stopped = stop()
         progress.reports = feed.reports
@@ -87,14 +99,20 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
 
 
 def start_draining(
-    feed: FeederClient, hello: Hello, *, rank: int, epochs: int, stop: Callable[[], bool]
+    feed: FeederClient,
+    hello: Hello,
+    *,
+    rank: int,
+    epochs: int,
+    stop: Callable[[], bool],
+    train: Callable[[int], object] = lambda rows: None,
 ) -> DrainProgress:
     """Start `drain` in a thread."""
     progress = DrainProgress(rank=rank)
     progress.thread = threading.Thread(
         target=drain,
         args=(feed, hello, progress),
-        kwargs={"epochs": epochs, "stop": stop},
+        kwargs={"epochs": epochs, "stop": stop, "train": train},
         name=f"feedline-drain-{rank}",
         daemon=True,
     )

@@ -58,6 +58,16 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
 
 
+def test_viewers_of_the_live_page_are_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "dashboard_page.py"), "--ranks", "2", "--jobs", "2", "--viewers", "1"]
+    command += ["--seconds", "1.5", "--rounds", "1", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    nobody, one = json.loads(run.stdout)
+    assert (nobody["viewers"], nobody["messages_per_s"], one["viewers"]) == (0, 0, 1)
+    assert min(one["messages_per_s"], one["bytes_per_s"]) > 0
+
+
 def test_a_scrape_is_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "metrics_scrape.py"), "--ranks", "2", "--scrapes", "3", "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)

@@ -15,6 +15,10 @@ from typing import Literal
 
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 
+WAITS = 0.03  # the share of waiting up to which the trainer is the limit; the same as `autoscale.wait`
+_CROWDED = 0.25  # the share of their time that block threads wait for a CPU on a machine with other work
+_ALL = 0.85  # the share of the cores' time that a run uses which is alone, and limited by them
+
 ResourceName = Literal["trainer", "threads", "cores", "store", "memory", "loop", "copy"]
 
 
@@ -127,7 +131,8 @@ def _resources(facts: RunFacts, capacity: Capacity) -> Iterable[Resource]:
         cpu |= {"delivery": facts.loop_cpu_s / rows, "copy": facts.copy_cpu_s / rows}
         cpu["trainer"] = facts.trainer_cpu_s / rows
     if sum(cpu.values()) > 0:
-        yield Resource(name="cores", capacity=capacity.cores, uses=cpu, unit="core-s")
+        cores = facts.cores_used if is_crowded(facts, capacity) else capacity.cores
+        yield Resource(name="cores", capacity=cores, uses=cpu, unit="core-s")
     if facts.loop_cpu_s > 0 and facts.rows:
         yield Resource(name="loop", capacity=1.0, uses={"delivery": facts.loop_cpu_s / rows}, unit="s")
     if facts.copy_s > 0 and facts.rows:
@@ -135,6 +140,15 @@ def _resources(facts: RunFacts, capacity: Capacity) -> Iterable[Resource]:
     if capacity.store_bytes_per_s and facts.block_rows and facts.nbytes_read:
         uses = {"store wait": facts.nbytes_read / facts.block_rows}
         yield Resource(name="store", capacity=capacity.store_bytes_per_s, uses=uses, unit="bytes")
+
+
+def is_crowded(facts: RunFacts, capacity: Capacity) -> bool:
+    """Whether other programs use the cores, too: block threads often wait for one, and the run does not use all."""
+    seconds = facts.read_s + facts.transform_s + facts.encode_s
+    waits = facts.trainer_wait is None or facts.trainer_wait > WAITS
+    if not (capacity.own_cores and waits and facts.cores_used > 0 and seconds > 0):
+        return False
+    return facts.contended_s >= _CROWDED * seconds and facts.cores_used < _ALL * capacity.cores
 
 
 def _block_uses(facts: RunFacts) -> tuple[dict[str, float], dict[str, float]]:

@@ -102,29 +102,42 @@ def _more_threads(
                 caveat="a store that slows down with more requests gives less",
             )  # fmt: skip
         return
+    has_trainer = limits.get("trainer") is not None
     elastic = limits.without("cores") if not is_local or limit.name == "cores" else limits
-    needed = threads_needed(elastic) or 2 * capacity.threads
+    needed = (threads_needed(elastic) if has_trainer else None) or 2 * capacity.threads
     workers = max(math.ceil(needed / per_worker), capacity.workers + 1)
-    more = {"threads": float(workers * per_worker)}
+    ends = "the trainer is the limit" if has_trainer else "twice as many rows are expected, up to other limits"
     if is_local and limit.name == "cores":
-        factor = workers * per_worker / capacity.threads
-        more["cores"] = factor * capacity.cores
-        hosts = f"{more['cores']:g} cores in all"
-        yield _advice(
-            "workers", limits, limits.with_capacity(more), noise,
-            change=f"cluster: {{scheduler: tcp://…}} with workers on other hosts: {hosts}",
-            reason=f"{capacity.cores:g} cores are busy; the loader is at its limit at {hosts}"
-            if limits.get("trainer") is None
-            else f"{capacity.cores:g} cores are busy; with {hosts} the trainer is the limit",
-            caveat="blocks that come over a network are copied once more",
-        )  # fmt: skip
+        yield _other_hosts(limits, capacity, limit, workers * per_worker / capacity.threads, ends, noise)
         return
     yield _advice(
-        "workers", limits, elastic.with_capacity(more), noise,
-        change=f"cluster: {{workers: {workers}}}",
-        reason=f"{capacity.workers} workers of {per_worker} threads are busy; with {workers} "
-        + ("the trainer is the limit" if limits.get("trainer") is not None else "something else is the limit"),
+        "workers", limits, elastic.with_capacity({"threads": float(workers * per_worker)}), noise,
+        change=_workers(workers, capacity.form),
+        reason=f"{capacity.workers} workers of {per_worker} threads are busy; with {workers} {ends}",
     )  # fmt: skip
+
+
+def _other_hosts(
+    limits: ResourceLimits, capacity: Capacity, limit: Resource, factor: float, ends: str, noise: float
+) -> Advice:
+    """Cores of other hosts, where those of this one are the limit. factor: of the threads that are needed."""
+    trainer = limits.get("trainer")
+    if trainer is not None:  # its goal may need more cores than threads
+        efficiency = min(1.0, limits.measured / limits.without("trainer").rows_per_s)
+        factor = max(factor, trainer.rows_per_s / max(efficiency, 0.1) / limit.rows_per_s)
+    cores = math.ceil(factor * capacity.cores)
+    factor = cores / capacity.cores
+    threads = factor * capacity.threads
+    return _advice(
+        "workers", limits, limits.with_capacity({"threads": threads, "cores": factor * limit.capacity}), noise,
+        change=f"cluster: {{scheduler: tcp://…}} with workers on other hosts: {cores} cores in all",
+        reason=f"{capacity.cores:g} cores are busy; with {cores} {ends}",
+        caveat="blocks that come over a network are copied once more",
+    )  # fmt: skip
+
+
+def _workers(count: int, form: str) -> str:
+    return f"{count} workers at the scheduler" if form == "scheduler" else f"cluster: {{workers: {count}}}"
 
 
 def _processes(

@@ -146,6 +146,12 @@ class RunFacts:
         return self.read_cpu_s + self.transform_cpu_s + self.encode_cpu_s
 
     @property
+    def cores_used(self) -> float:
+        """CPU seconds per second, as far as they are counted."""
+        used_s = self.block_cpu_s + self.loop_cpu_s + self.copy_cpu_s + self.trainer_cpu_s
+        return used_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
     def block_busy_s(self) -> float:
         """Seconds in which block threads computed or waited for something else than a CPU."""
         return max(0.0, self.read_s + self.transform_s + self.encode_s - self.contended_s)

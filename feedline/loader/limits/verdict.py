@@ -6,15 +6,14 @@ Runs in: whatever explains a run. Pure; no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from feedline.loader.limits.advice import Advice, sorted_advice
-from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of, ties
+from feedline.loader.limits.linear_bound import WAITS, Resource, ResourceLimits, is_crowded, limits_of, ties
 from feedline.loader.limits.machine_advice import machine_advice
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, interval_of, sum_samples
 
-WAITS = 0.03  # the share of waiting up to which the trainer is the limit; the same as `autoscale.wait`
 TIE = 0.1  # bounds this close are not told apart by a measurement of seconds
 BUSY = 0.85  # the share of the cores' time in use from which they are the limit
 
@@ -55,8 +54,14 @@ class Verdict:
         return self.sentence
 
 
-def judge(samples: Sequence[RunFacts], capacity: Capacity, advice: Sequence[Advice] = ()) -> Verdict:
-    """The verdict on the samples of one trainer. advice: on other things than machines."""
+def judge(
+    samples: Sequence[RunFacts],
+    capacity: Capacity,
+    advice: Sequence[Advice] = (),
+    parts: Mapping[str, tuple[str, float]] | None = None,
+) -> Verdict:
+    """The verdict on the samples of one trainer. advice: on other things than machines. parts: of stages, the features
+    that take most of their CPU time, as words, and their share of it."""
     facts = sum_samples(samples)
     limits, wait = limits_of(facts, capacity), facts.trainer_wait
     interval = interval_of(samples, lambda each: each.rows_per_s)
@@ -67,7 +72,7 @@ def judge(samples: Sequence[RunFacts], capacity: Capacity, advice: Sequence[Advi
     trainer = limits.get("trainer")
     own = machine_advice(limits, facts, capacity, limit, share) if limit.name != "trainer" else ()
     return Verdict(
-        sentence=_sentence(limits, limit, others, facts, capacity),
+        sentence=_sentence(limits, limit, others, facts, capacity, parts or {}),
         limit=limit.name,
         stage=limit.stage,
         ties=tuple(each.name for each in others),
@@ -127,7 +132,8 @@ def _limit(limits: ResourceLimits, facts: RunFacts, capacity: Capacity) -> tuple
         return trainer, tuple(sorted(close, key=lambda each: each.rows_per_s)) if close else ()
     first, *others = ties(loader.resources, TIE)
     cores = limits.get("cores")
-    if cores is not None and first.name == "threads" and facts.rows_per_s * cores.use >= BUSY * cores.capacity:
+    is_busy = cores is not None and facts.rows_per_s * cores.use >= BUSY * cores.capacity
+    if cores is not None and first.name == "threads" and (is_busy or is_crowded(facts, capacity)):
         first, others = cores, [each for each in others if each.name != "cores"]
     # A thread that computes uses a core: as many threads as cores are one limit, not two.
     twins = {"threads", "cores"}
@@ -140,22 +146,29 @@ def _noise(interval: Interval | None, rate: float) -> float:
 
 
 def _sentence(
-    limits: ResourceLimits, limit: Resource, others: Sequence[Resource], facts: RunFacts, capacity: Capacity
+    limits: ResourceLimits,
+    limit: Resource,
+    others: Sequence[Resource],
+    facts: RunFacts,
+    capacity: Capacity,
+    parts: Mapping[str, tuple[str, float]],
 ) -> str:
     wait = facts.trainer_wait
     if limit.name == "trainer":
         loader = limits.without("trainer")
         could = f"; the loader could deliver {short(loader.rows_per_s)}" if loader.resources and not others else ""
         if others:
-            names = " and ".join(_DESCRIPTIONS[each.name] for each in others)
-            could = f"; {names} would follow at once: a tie"
+            names = " and ".join(f"{_DESCRIPTIONS[each.name]} {short(each.rows_per_s)}" for each in others)
+            could = f"; {names}: a tie"
         waits = "" if wait is None else f" It waits {wait:.1%} of the time and takes {short(limit.rows_per_s)}{could}."
         return f"Nothing: your trainer is the limit.{waits}"
     who = "" if wait is None else f"Trainer waits {wait:.0%}: "
-    what = f"{limit.stage} takes {limit.stage_share:.0%} of {_OF[limit.name]}"
+    names, share = parts.get(limit.stage, ("", 1.0))
+    takes = "take" if limit.stage == "ops" else "takes"
+    what = " ".join(filter(None, (limit.stage, names, takes, f"{limit.stage_share * share:.0%} of {_OF[limit.name]}")))
     sizes = {
-        "cores": f"{capacity.cores:g} cores",
-        "threads": f"{capacity.threads} threads",
+        "cores": _count(capacity.cores, "core") + ", which other programs use, too" * is_crowded(facts, capacity),
+        "threads": _count(capacity.threads, "thread"),
         "memory": f"{capacity.window} blocks in memory",
         "store": f"{(capacity.store_bytes_per_s or 0) / 1e6:,.0f} MB/s of the store",
         "loop": "the feeder's loop, which is one thread",
@@ -164,6 +177,10 @@ def _sentence(
     tied = "".join(f"; {_DESCRIPTIONS[each.name]} {short(each.rows_per_s)}: a tie" for each in others)
     sentence = f"{who}{what}; the limit is {short(limit.rows_per_s)} with {sizes[limit.name]}{tied}"
     return sentence[0].upper() + sentence[1:] + "."
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}" + "s" * (number != 1)
 
 
 _OF = {

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.notebook.notebook_table import notebook_table
 
 # A feeder's events are lines on its standard output that begin so; the other lines are the libraries'.
 EVENT_PREFIX = '{"wire": '
@@ -158,6 +159,19 @@ class PlanFacts:
     epoch: int | None = None
     buckets: tuple[BucketFacts, ...] = ()
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the plan's counts and fingerprints, its sources, and what is to be noted."""
+        batch = f"{self.batch_size:,} rows per lane and step"
+        facts = [
+            *(("rows", self.rows), ("rows dropped", self.rows_dropped), ("steps of an epoch", self.steps)),
+            *(("lanes", self.lanes), ("batch", batch), ("features", len(self.schema)), ("seed", self.seed)),
+            *((f"source {each.name}", f"{each.rows:,} rows, {each.passes:.3g} passes") for each in self.sources),
+            *(("bad file", each.path) for each in self.bad_files),
+            *(("note", each) for each in (*self.nulls, *self.absent)),
+            *(("snapshot", self.snapshot), ("plan", self.plan), ("features of the plan", self.features)),
+        ]
+        return notebook_table("plan", ("fact", "value"), facts)
+
     def bounds(self, world_size: int) -> dict[int, int]:
         """The bound of each bucket by the rows of its batches on a rank; empty without buckets."""
         return {bucket.batch_size * (self.lanes // world_size): bucket.bound for bucket in self.buckets}
@@ -217,7 +231,7 @@ class FeederStats:
     `window`: the limit of `blocks_in_flight` (0 before it is decided), and what decided it. threads: that compute
     blocks for this trainer (0 before the first). planning_s: from a request for a plan to its answer. loop_cpu_s: of
     the feeder's loop since the trainer connected, for all of the feeder's trainers. copy_s: of the threads that write
-    slots, with their CPU seconds.
+    slots, with their CPU seconds. fed_s: from the trainer's first batch to its last one so far.
     """
 
     batches: int = 0
@@ -239,6 +253,7 @@ class FeederStats:
     loop_cpu_s: float = 0.0
     copy_s: float = 0.0
     copy_cpu_s: float = 0.0
+    fed_s: float = 0.0
     delivery: BlockStats = field(default_factory=BlockStats)
 
 

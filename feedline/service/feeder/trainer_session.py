@@ -57,6 +57,7 @@ class FeederCounters(FeederStats):
     stalled_s: float = 0.0  # the trainer's own count of its waits
     slept_s: float = 0.0  # of the loop, as far as it is counted
     requested_s: float | None = None  # when a plan was requested that is not answered
+    first_s: float = 0.0  # when the first batch was announced
     began_cpu_s: float = field(default_factory=time.thread_time)  # of the loop's thread
 
     def stats(self) -> FeederStats:
@@ -119,6 +120,9 @@ class FeederCounters(FeederStats):
             self.step = batch.header.step + 1
         self.ring_slots, self.ring_free = ring.slots, ring.free_slots
         self.copy_s, self.copy_cpu_s = writers.copy_s, writers.copy_cpu_s
+        now_s = time.perf_counter()
+        self.first_s = self.first_s or now_s
+        self.fed_s = now_s - self.first_s
 
 
 class TrainerSession:

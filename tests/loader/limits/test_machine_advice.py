@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from drawn_examples import examples
@@ -35,7 +36,9 @@ def test_sleeping_ops_get_as_many_workers_as_the_trainer_needs(staged: Staged):
     """Two workers deliver 1 M rows/s, the trainer takes 2.5 M: five."""
     capacity = Capacity(cores=64, threads=2, workers=2, form="scheduler", own_cores=False)
     first = judge([staged(wait_s=0.6, slept_s=2.0)], capacity).advice[0]
-    assert first.change == "cluster: {workers: 5}"
+    assert first.change == "5 workers at the scheduler"
+    here = judge([staged(wait_s=0.6, slept_s=2.0)], replace(capacity, form="processes", own_cores=True))
+    assert here.advice[0].change == "cluster: {workers: 5}"
     assert first.rows_ratio == pytest.approx(2.5)
     assert first.rows_interval is not None
     assert first.rows_interval.low < 2.5 < first.rows_interval.high
