@@ -75,11 +75,13 @@ def report_progress(phase: str, done: int, total: int | None, unit: str) -> None
 
     Report 0 (or what is resumed) as the phase begins, and `total` at its end.
     """
-    progress = Progress(phase=phase, done=done, total=total, unit=unit)
-    listener = _listener.get()
-    if listener is not None:
-        listener(progress)
-    elif logger.isEnabledFor(logging.INFO) and _log_pace.is_due(phase, time.monotonic()):
+    listener = _listener.get() or log_progress
+    listener(Progress(phase=phase, done=done, total=total, unit=unit))
+
+
+def log_progress(progress: Progress) -> None:
+    """Write progress to the log, every few seconds of a phase."""
+    if logger.isEnabledFor(logging.INFO) and _log_pace.is_due(progress.phase, time.monotonic()):
         logger.info("%s", progress.text())
 
 

@@ -64,6 +64,7 @@ INSIDE = {
     ],
     "transforms": [{"values"}, {"kernels"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],
     "loader": [
+        {"notebook"},
         {"encoding", "launcher"},
         {"wire"},
         {"limits"},
@@ -465,7 +466,7 @@ def test_forbidden_calls():
         ("feedline.commands.plan.views", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),
-        ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec", "polars", "pandas"}),
+        ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec", "polars", "pandas", "rich"}),
     ],
 )
 def test_what_an_import_does_not_load(module: str, absent: set[str]):

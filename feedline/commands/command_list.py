@@ -43,6 +43,10 @@ ELSEWHERE = {
         "feedline.commands.table.table_layout",
         "Show what runs of Feedline read of a table: columns, bytes, partitions.",
     ),
+    "profile": (
+        "feedline.commands.table.profile",
+        "Describe a table: its layout and columns with their distributions, or the drift between two tables or days.",
+    ),
     "verify": (
         "feedline.commands.verify",
         "Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing.",

@@ -228,13 +228,18 @@ def feeder_accesses(request: RunRequest) -> dict[int, FeederAccess]:
 def _print_start(console: Console, answer: Answer) -> None:
     facts, dashboard = answer.facts, answer.feeder.dashboard
     if dashboard:
-        say(console, f"Dask dashboard: {dashboard}")
+        say(console, _pages(dashboard))
     counts = f"{facts.rows:,} rows, {facts.steps:,} steps per rank and epoch, {facts.rows_dropped:,} rows dropped"
     say(console, f"plan {facts.plan[:12]}: {counts}")
     for source in facts.sources:
         share = f"{source.batch_rows:,} of {facts.batch_size:,} rows of a lane's step"
         say(console, f"source {source.name}: {share}, {source.rows:,} rows, {source.passes:.3g} passes per epoch")
     _print_findings(console, facts)
+
+
+def _pages(dashboard: str) -> str:
+    """The addresses of Dask's dashboard and of the live page in its server."""
+    return f"Dask dashboard: {dashboard}, live page: {dashboard.rpartition('/')[0]}/feedline"
 
 
 def _print_findings(console: Console, facts: PlanFacts) -> None:
@@ -257,7 +262,7 @@ def _print_warnings(console: Console, views: Sequence[DrainProgress]) -> None:
 def _print_event(console: Console, ranks: str, event: FeederEvent) -> None:
     page = event.dashboard
     texts = {
-        "ready": f"{ranks}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
+        "ready": f"{ranks}: waiting for a trainer" + (f". {_pages(page)}" if page else ""),
         "trainer": f"{ranks}: trainer {event.pid} attached",
         "left": f"{ranks}: trainer left" + (f" after {event.error}" if event.error else ""),
         "died": f"{ranks}: feeder died (exit status {event.status}), starting another",

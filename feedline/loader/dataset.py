@@ -39,7 +39,7 @@ from feedline.loader.state import checked_state, environment_warning, rebased_st
 from feedline.loader.tensors.keyed_columns import check_chosen
 from feedline.loader.tensors.torchrec_tensors import register_pipelineable
 from feedline.loader.wire.codec import to_values
-from feedline.loader.wire.facts import Hello, RebaseRequest
+from feedline.loader.wire.facts import Hello, PlanFacts, RebaseRequest
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.chosen_features import choose_features
 
@@ -208,11 +208,8 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
-        """The position of the training, valid on every rank and for any world size that divides the lanes.
-
-        Counts the batches handed out; with `after`, the batches up to that one, which is right even if something
-        between the dataset and the training step prefetches.
-        """
+        """The position of the training, valid on every rank and for any world size that divides the lanes: after the
+        batches handed out, or after `after`, which is right even if something prefetches before the training step."""
         at = self._progress.positions.at if after is None else (after.epoch, after.step + 1)
         return self._epochs.state(self._open(), *at)
 
@@ -265,6 +262,11 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         return self._open().facts.schema
 
     @property
+    def plan(self) -> PlanFacts:
+        """The plan's facts as a value, which a notebook shows as a table."""
+        return self._open().facts
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints, the dashboard's address."""
         answer = self._open()
@@ -272,10 +274,8 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
 
     @property
     def quality(self) -> dict[str, dict[str, Any]]:
-        """Measures of the features' values in the blocks delivered so far, by feature; see docs/quality.md.
-
-        At most half a second old, and complete at the end of an epoch.
-        """
+        """Measures of the features' values in the blocks delivered so far, by feature: at most half a second old, and
+        complete at the end of an epoch. See docs/quality.md."""
         self._feed.refresh()
         return self._feed.reports.report(self.schema)
 

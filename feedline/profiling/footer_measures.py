@@ -103,8 +103,12 @@ class FooterRanges:
 
     def apply(self, column: ColumnProfile) -> ColumnProfile:
         """The column's facts with the nulls and the range of all rows, where footers have them."""
-        if not self._known or column.partition:
+        if not self._known:
             return column
+        if column.partition:
+            files = pa.array(np.unique(self._snapshot.file_of_row_group))
+            values = pc.struct_field(self._snapshot.files["partition"], column.name).combine_chunks()
+            return _with_keys(column, values.take(files))
         nulls = self._snapshot.column_part(column.name, "nulls")
         if len(nulls) and (nulls >= 0).all():
             column = replace(column, null_rate=int(nulls.sum()) / self._snapshot.rows, null_exact=True)
@@ -114,10 +118,21 @@ class FooterRanges:
         return column if ends is None else _with_range(column, *ends)
 
 
+def _with_keys(column: ColumnProfile, values: pa.Array) -> ColumnProfile:
+    """The facts of a key with all its values (per file), but for the shares of rows."""
+    some = values.drop_null()
+    if not len(some) or column.vocabulary is None:
+        return column
+    ends = pc.min_max(some)
+    count = int(pc.count_distinct(some).as_py())
+    column = replace(column, vocabulary=replace(column.vocabulary, table=count, error=0.0), constant=count == 1)
+    return _with_range(column, ends["min"].as_py(), ends["max"].as_py())
+
+
 def _with_range(column: ColumnProfile, low: Any, high: Any) -> ColumnProfile:
     if column.role == "time":
         return replace(column, first=iso(low), last=iso(high), range_exact=True)
-    if column.numbers is None:
+    if column.numbers is None or column.role not in ("numeric", "category"):
         return column
     is_integer = isinstance(low, int)
     ends = (int(low), int(high)) if is_integer else (float(low), float(high))

@@ -17,6 +17,7 @@ from feedline.profiling.table_facts import QUANTILES, Histogram, Number, NumberF
 from feedline.transforms.learning.statistics import finite_numbers
 
 BINS = 20
+_FAR = 2.0  # widths of the middle 98 % of numbers from which on those beyond are far out
 _SKEWED = 2.0  # from this skewness on, a histogram of positive numbers has edges that grow by a factor
 Values = npt.NDArray[Any]
 
@@ -96,11 +97,19 @@ def histogram_of(values: Values, skewness: float | None) -> Histogram | None:
         edges = np.concatenate([[0.0], edges]) if low == 0 else edges
     else:
         whole = values.dtype.kind in "iu" and width < BINS
-        edges = np.arange(low, high + 2) - 0.5 if whole else np.linspace(low, high, BINS + 1)
+        edges = np.arange(low, high + 2) - 0.5 if whole else _edges(values, low, high)
     edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
     edges = np.unique(edges)  # of numbers that are a few units of the last place apart, some edges are equal
     counts, _ = np.histogram(values.astype(np.float64), edges)
     return Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()), log=bool(log))
+
+
+def _edges(values: Values, low: float, high: float) -> npt.NDArray[np.float64]:
+    """Edges of equal steps; where few numbers are far out, steps within the middle, and two bins for what is beyond."""
+    first, last = (float(edge) for edge in quantiles_of(values, (0.01, 0.99)))
+    if not first < last or high - low < _FAR * (last - first):
+        return np.linspace(low, high, BINS + 1)
+    return np.concatenate([[low], np.linspace(first, last, BINS - 1), [high]])
 
 
 def _number(value: Any) -> Number:

@@ -25,14 +25,14 @@ from feedline.profiling.footer_measures import (
     row_group_sizes,
     stored_columns_of,
 )
-from feedline.profiling.sessions import candidate_columns, measure_session, slot_bytes
+from feedline.profiling.sessions import candidate_columns, drop_coarser, measure_session, slot_bytes
 from feedline.profiling.table_facts import ColumnProfile, SampledPart, SessionCandidate, TableFacts
 from feedline.profiling.table_sample import (
     NoColumnsError,
     ProfileOptions,
     ReportProgress,
     TableSample,
-    report_nothing,
+    report_phase,
     sample_table,
 )
 from feedline.profiling.time_order import TimeOrder
@@ -49,7 +49,7 @@ _LISTED = 20  # candidates of a kind, at most
 
 
 def profile_table(
-    table: str | Sequence[str], options: ProfileOptions | None = None, *, progress: ReportProgress = report_nothing
+    table: str | Sequence[str], options: ProfileOptions | None = None, *, progress: ReportProgress = report_phase
 ) -> TableFacts:
     """Profile a table: a folder, file, glob or list, or a Delta or Iceberg table.
 
@@ -66,7 +66,7 @@ def profile_table(
 
 
 def table_facts_of(
-    taken: TableSample, options: ProfileOptions, *, progress: ReportProgress = report_nothing
+    taken: TableSample, options: ProfileOptions, *, progress: ReportProgress = report_phase
 ) -> TableFacts:
     """The facts of a sampled table."""
     snapshot, sample = taken.snapshot, taken.sample
@@ -224,7 +224,8 @@ def _sessions(
         found.append(measure_session(by_name[name], frame, sample.row_group, row_bytes))
         progress("sessions", index + 1, len(names))
     first = [candidate for candidate in found if candidate.column == chosen]
-    others = [candidate for candidate in found if candidate.column != chosen and candidate.score >= _LEAST_SESSION]
+    kept = drop_coarser(found)
+    others = [candidate for candidate in kept if candidate.column != chosen and candidate.score >= _LEAST_SESSION]
     return (*first, *sorted(others, key=lambda candidate: -candidate.score))
 
 

@@ -26,6 +26,7 @@ _LEAST_KEYS = 20  # fewer values are a category
 _CANDIDATES = 4  # sorted by, at most
 _ROWS, _COLUMNS = 32_768, 256  # compared, at most
 _REPEATED = 0.5  # the least share of a column that is listed as repeated
+_NOTABLE = 0.1  # of a batch's bytes: what a column of another name has to save beyond one that is named like a session
 _LIST_BYTES = 12  # of a sparse feature in a slot, per row, besides its ids of 8 bytes
 
 
@@ -89,6 +90,14 @@ def measure_session(
 def _is_worth_it(changes: ColumnChanges, columns: Sequence[str], row_bytes: Mapping[str, float]) -> bool:
     plain = sum(row_bytes[name] for name in columns)
     return plain * (1 - 1 / changes.factor(columns)) - INVERSE_BYTES >= WORTHWHILE * plain
+
+
+def drop_coarser(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:
+    """The candidates without those that are named like no session and save little more than one that is: rows that are
+    sorted by a coarser column keep the order of the sessions within it."""
+    named = {each.column: any(word in _SESSION_WORDS for word in name_words(each.column)) for each in candidates}
+    most = max((each.saved_share for each in candidates if named[each.column]), default=0.0)
+    return [each for each in candidates if named[each.column] or each.saved_share > most + _NOTABLE]
 
 
 def _candidate(

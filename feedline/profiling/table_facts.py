@@ -27,7 +27,8 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 class Histogram:
     """Counts of finite numbers between ascending edges, one more than counts; the last bin includes its upper edge.
 
-    log: the edges grow by a factor instead of a step, for skewed numbers that are positive.
+    log: the edges grow by a factor instead of a step, for skewed numbers that are positive. Where few numbers are far
+    out, the first and the last bin hold those, and are wider than all others.
     """
 
     edges: tuple[float, ...]

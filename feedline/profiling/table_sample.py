@@ -8,7 +8,7 @@ are taken, and the others left out, too.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 from feedline.errors import StoreError, TableArgumentError, TableError, TableNotFoundError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.profiling.sampled_rows import RowSample, SampleRequest, read_sample
+from feedline.progress import report_progress
 from feedline.warehouse.bad_files import reason_of
 from feedline.warehouse.discovery import logs
 from feedline.warehouse.discovery.formats import list_table
@@ -30,11 +31,15 @@ from feedline.warehouse.storage.locations import join, redact
 ReportProgress: TypeAlias = Callable[[str, int, int], None]  # phase, done, total
 
 
+_UNITS = {"listing": "tables", "footers": "files", "sample": "row groups"}
+_UNITS |= {"columns": "columns", "comparisons": "columns", "sessions": "candidates"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
     """What to profile. columns: those to read rows of, by name (default: all). where: only rows that this expression
     keeps. label, time, session: chosen columns. values: keep frequent strings in the facts. sample_rows, sample_bytes:
-    the most to read, bytes decoded. format, version, snapshot_id, as_of: see `Table`."""
+    the most to read, bytes decoded. format, version, snapshot_id, as_of, partitions: as in a pipeline's `source`."""
 
     columns: tuple[str, ...] | None = None
     where: str | None = None
@@ -48,6 +53,7 @@ class ProfileOptions:
     version: int | None = None
     snapshot_id: int | None = None
     as_of: str | None = None
+    partitions: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,12 +77,13 @@ class NoColumnsError(TableError):
         self.listing, self.format, self.skipped = listing, format, skipped
 
 
-def report_nothing(phase: str, done: int, total: int) -> None:
-    """The progress of whoever shows none."""
+def report_phase(phase: str, done: int, total: int) -> None:
+    """Report the progress of a phase to whoever listens (`feedline.progress`)."""
+    report_progress(phase, done, total, _UNITS[phase])
 
 
 def sample_table(
-    table: str | Sequence[str], options: ProfileOptions, *, progress: ReportProgress = report_nothing
+    table: str | Sequence[str], options: ProfileOptions, *, progress: ReportProgress = report_phase
 ) -> TableSample:
     """Take a table's snapshot and read a sample of its rows.
 
@@ -90,6 +97,7 @@ def sample_table(
         version=options.version,
         snapshot_id=options.snapshot_id,
         as_of=options.as_of,
+        partitions=options.partitions,
     )
     format = _format_of(table, listing, options)
     progress("footers", 0, len(listing.files))

@@ -107,6 +107,14 @@ def test_skewed_positive_numbers_have_growing_bins():
     assert max(histogram.counts) < 0.3 * len(values)  # in linear bins, nearly all would be in the first one
 
 
+def test_numbers_far_out_do_not_flatten_the_others():
+    values = np.append(np.random.default_rng(0).normal(size=10_000), [1e6, -1e6])
+    histogram = histogram_of(values, 0.0)
+    assert histogram is not None
+    assert (histogram.edges[0], histogram.edges[-1]) == (-1e6, 1e6)
+    assert max(histogram.counts) < 0.2 * len(values)
+
+
 def test_zeros_of_skewed_numbers_have_a_bin_of_their_own():
     values = np.concatenate([np.zeros(100), np.random.default_rng(0).lognormal(sigma=3, size=100)])
     histogram = histogram_of(values, 10.0)

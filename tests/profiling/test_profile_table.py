@@ -46,6 +46,7 @@ def test_clicks_are_understood(clicks: Path):
     assert facts.column("request_id").time_order == 0  # within a day, rows are in the order of sessions
     assert facts.column("ds").time_order == 1
     assert facts.column("ds").partition
+    assert facts.column("ds").range_exact
     [best, *_] = facts.sessions
     assert best.clustered
     assert any("hist_0" in group.columns for group in best.groups)
@@ -102,9 +103,18 @@ def test_chosen_columns_and_filters(clicks: Path):
     assert facts.column("ts").first >= "2026-01-02"
     assert facts.rows == 20_000
     assert facts.selected_rows == 10_000
+    assert [facts.column("clicked").null_exact, facts.column("clicked").rows] == [True, facts.sampled.rows]
     assert (facts.label, facts.time, facts.session) == ("clicked", "ts", None)
     with pytest.raises(FeedlineError, match="clickd"):
         profile(clicks, label="clickd")
+
+
+def test_keys_are_those_of_the_selected_files(clicks: Path):
+    key = profile(clicks).column("ds")
+    assert key.vocabulary is not None
+    assert (key.first, key.last, key.vocabulary.table, key.constant) == ("2026-01-01", "2026-01-02", 2, False)
+    key = profile(clicks, where="ds == '2026-01-02'").column("ds")
+    assert (key.first, key.last, key.constant) == ("2026-01-02", "2026-01-02", True)
 
 
 def test_the_same_table_has_the_same_facts(clicks: Path):

@@ -9,6 +9,8 @@ import base64
 import contextlib
 import itertools
 import json
+import os
+import re
 import shutil
 import subprocess
 import time
@@ -21,6 +23,11 @@ from urllib.request import Request, urlopen
 import pytest
 from websocket import WebSocket, WebSocketTimeoutException, create_connection
 
+# All text that a page shows, with that in shadow roots, where Bokeh keeps it.
+_TEXT = """(function text(node) {
+  return [...node.childNodes].map(each => each.nodeType === 3 ? each.data
+    : each.nodeType !== 1 || /^(STYLE|SCRIPT)$/.test(each.tagName) ? "" : text(each.shadowRoot || each)).join(" ")
+})(document.body || document)"""
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _START_S = 60.0
 _OPTIONS = (
@@ -88,13 +95,17 @@ class BrowserPage:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def wait_for(self, expression: str, *, seconds: float = 60.0) -> Any:
-        """The first value of an expression that is true."""
+    def text(self) -> str:
+        """All words of the page, with single spaces."""
+        return " ".join(str(self.evaluate(_TEXT)).split())
+
+    def wait_for_text(self, pattern: str, *, seconds: float = 60.0) -> re.Match[str]:
+        """The first match in the page's words."""
         until = time.monotonic() + seconds
-        while not (value := self.evaluate(expression)):
-            assert time.monotonic() < until, f"{expression} stayed {value!r}; console: {self.console}; {self.failed}"
-            self._listen(0.1)
-        return value
+        while (found := re.search(pattern, text := self.text())) is None:
+            assert time.monotonic() < until, f"no {pattern!r} in: {text}; console: {self.console}; {self.failed}"
+            self.listen(0.1)
+        return found
 
     def screenshot(self, path: Path) -> None:
         """Write the whole page, as wide as the window, as PNG."""
@@ -103,11 +114,7 @@ class BrowserPage:
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
         path.write_bytes(base64.b64decode(data))
 
-    def hosts(self) -> set[str]:
-        """The hosts of all requests."""
-        return {host for address in self.requests.values() if (host := urlsplit(address).hostname) is not None}
-
-    def _listen(self, seconds: float) -> None:
+    def listen(self, seconds: float) -> None:
         """Take note of what the browser says for so long."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
@@ -117,6 +124,10 @@ class BrowserPage:
             except WebSocketTimeoutException:
                 break
         self._socket.settimeout(_START_S)
+
+    def hosts(self) -> set[str]:
+        """The hosts of all requests."""
+        return {host for address in self.requests.values() if (host := urlsplit(address).hostname) is not None}
 
     def _note(self, message: dict[str, Any]) -> None:
         method, about = message.get("method"), message.get("params", {})
@@ -145,7 +156,10 @@ def browser(folder: Path) -> Iterator[BrowserPage]:
     profile.mkdir()
     with (folder / "chromium.log").open("wb") as log:
         process = subprocess.Popen(
-            [path, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"], stdout=log, stderr=log
+            [path, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "TMPDIR": str(profile)},
         )
     try:
         socket = create_connection(_tab(profile, process), timeout=_START_S)

@@ -22,4 +22,7 @@ def served_page(statuses: Callable[[], Sequence[FeederStatus]]) -> Iterator[str]
     ) as cluster:
         scheduler: Any = cluster.scheduler
         scheduler.http_application.add_application(DashboardOnDemand(scheduler, statuses))
-        yield f"http://127.0.0.1:{scheduler.http_server.port}{PAGE}"
+        try:
+            yield f"http://127.0.0.1:{scheduler.http_server.port}{PAGE}"
+        finally:
+            cluster.sync(scheduler.http_server.close_all_connections)

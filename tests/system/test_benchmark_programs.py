@@ -24,6 +24,7 @@ import cache_sharing  # noqa: E402
 import column_groups  # noqa: E402
 import dedup_training  # noqa: E402
 import pipeline as pipeline_benchmark  # noqa: E402
+import profiling as profiling_benchmark  # noqa: E402
 import slot_writing  # noqa: E402
 import snapshots  # noqa: E402
 import vocabulary as vocabulary_benchmark  # noqa: E402
@@ -41,6 +42,13 @@ def test_the_status_of_a_feeder_is_measured() -> None:
     assert min(found[f"{name}_us"] for name in ("gather", "pack", "write", "unpack")) > 0
 
 
+def test_profiles_of_many_files_and_columns_are_measured() -> None:
+    many_files, many_columns = profiling_benchmark.run_profiles(8, 30)
+    assert (many_files["files"], many_files["columns"]) == (8, 25)
+    assert (many_columns["files"], many_columns["columns"]) == (4, 30)
+    assert min(each["CPU seconds"] for each in (many_files, many_columns)) > 0
+
+
 def test_the_loop_of_a_feeder_is_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "feeder_loop.py"), "--tiny", "--ranks", "2", "--calls", "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -48,6 +56,16 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     found = json.loads(run.stdout)
     assert (found["ranks"], found["batches"]) == (2, 800)
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
+
+
+def test_viewers_of_the_live_page_are_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "dashboard_page.py"), "--ranks", "2", "--jobs", "2", "--viewers", "1"]
+    command += ["--seconds", "1.5", "--rounds", "1", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    nobody, one = json.loads(run.stdout)
+    assert (nobody["viewers"], nobody["messages_per_s"], one["viewers"]) == (0, 0, 1)
+    assert min(one["messages_per_s"], one["bytes_per_s"]) > 0
 
 
 def test_a_scrape_is_measured() -> None:

@@ -41,6 +41,7 @@ WITH_FENCES = (
     "docs/clusters.md",
     "docs/dedup.md",
     "docs/explain.md",
+    "docs/editors.md",
 )
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

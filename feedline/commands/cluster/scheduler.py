@@ -25,7 +25,7 @@ def scheduler(
     dashboard: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Serve Dask's pages, /health and /metrics there, without a key (default: not)."
+            metavar="HOST:PORT", help="Serve the live page, Dask's, and /health there, without a key (default: not)."
         ),
     ] = None,
     metrics: MetricsAt = None,

@@ -19,6 +19,7 @@ from feedline.progress import Progress, on_progress
 
 _REDRAW_S = 0.2  # also before the first: a command that ends sooner shows nothing
 _WINDOW_S = 10.0  # of the rate: long enough to smooth uneven tasks, short enough to show a change
+_LEAST_S = 0.5  # between the reports that give a rate
 _WIDTH = 80  # columns of a terminal that does not tell
 _CLEAR = "\033[K"  # from the cursor to the end of the line
 
@@ -108,7 +109,7 @@ class PhasePace:
         if not self._history:
             return 0.0
         (began_s, first), (ended_s, last) = self._history[0], self._history[-1]
-        return (last.done - first.done) / (ended_s - began_s) if ended_s > began_s else 0.0
+        return (last.done - first.done) / (ended_s - began_s) if ended_s - began_s >= _LEAST_S else 0.0
 
     def left_s(self, now_s: float) -> float | None:
         """Estimated seconds to the end of the phase; None if unknown."""

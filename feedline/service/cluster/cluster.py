@@ -212,7 +212,7 @@ class Cluster(ABC):
         """The address of Dask's dashboard, or None; it answers when the cluster is up, which asking for it starts."""
         if self._port is not None:
             return f"http://127.0.0.1:{self._port.number}/status"
-        return self._connected.dashboard
+        return self._connected.dashboard if self._spec.dashboard else None  # else nothing waits for the cluster
 
     def now_s(self) -> float:
         """The scheduler's clock, which compares the blocks of all jobs; seconds since 1970."""

@@ -30,6 +30,7 @@ from feedline.planning.resolve import start_of
 from feedline.planning.schedule import Schedule
 from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
 from feedline.planning.sources.mixed_schedule import EpochSchedule
+from feedline.progress import Progress, log_progress, on_progress
 from feedline.service.cluster.connection.outage import WAITING
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.selection.select import select_rows
@@ -111,6 +112,7 @@ class Planner:
         self._verify = verify
         self._job = job
         self._now_s = now_s
+        self._progress: Progress | None = None
         self._began_s = time.monotonic()
         self._waiting: list[_Waiting] = []  # for files that land
         self._is_idle = True
@@ -148,7 +150,12 @@ class Planner:
             )
         frame = sys._current_frames().get(self._thread.ident or 0)
         calls = [] if frame is None else [each.f_code for each, _ in traceback.walk_stack(frame)]
-        return f"it has been planning for {time.monotonic() - self._began_s:.0f} s, and {activity(calls)}"
+        text = f"it has been planning for {time.monotonic() - self._began_s:.0f} s, and {activity(calls)}"
+        return text if self._progress is None else f"{text} ({self._progress.text()})"
+
+    def _note(self, progress: Progress) -> None:
+        self._progress = progress
+        log_progress(progress)
 
     def close(self) -> None:
         """Take no more requests, and wait for the one under way, which the cluster's end interrupts."""
@@ -163,9 +170,10 @@ class Planner:
                 return True
             result: T | None = None
             failure: Exception | None = None
-            self._began_s = time.monotonic()
+            self._began_s, self._progress = time.monotonic(), None
             try:
-                result = answer()
+                with on_progress(self._note):
+                    result = answer()
             except NothingLandedError:
                 raise
             except Exception as error:

@@ -90,7 +90,7 @@ def point_columns(points: Sequence[JobPoint]) -> dict[str, Any]:
         "trainer": [_known(point.trainer, 100) for point in points],
         "slots": [_known(point.slots, 100) for point in points],
         "ring": [_known(point.ring, 100) for point in points],
-        "window": [100 * point.blocks / point.window if point.window else float("nan") for point in points],
+        "window": [min(100, 100 * point.blocks / point.window) if point.window else float("nan") for point in points],
         "workers": [point.workers for point in points],
         "threads": [point.threads for point in points],
     }

@@ -66,11 +66,6 @@ class _FirstRequest(RequestHandler):
         self.redirect(self.request.uri or "/")
 
 
-def page_address(dashboard: str) -> str:
-    """The address of Feedline's page, from that of a page of Dask's dashboard."""
-    return dashboard.rpartition("/")[0] + PAGE
-
-
 def _import_pages() -> tuple[Any, Any]:
     with warnings.catch_warnings():
         # Bokeh and Tornado warn about what their next versions will do; not the user's concern.

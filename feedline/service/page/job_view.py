@@ -16,9 +16,10 @@ from feedline.loader.wire.facts import BlockStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus
 from feedline.service.page.status_history import RankRates, StatusHistory, ring_fill, workers_of
 
-# A rank is the straggler if its trainer waits for this much more of the time than the median rank's, or if it is so
-# many steps behind the first one.
-_STRAGGLER_SHARE, _STRAGGLER_STEPS = 0.05, 3
+# A rank is the straggler if its trainer waits for this much more of the time than the median rank's.
+_STRAGGLER_SHARE = 0.05
+_DECISIONS = 8
+_EPOCH = " in epoch "  # what follows of a warning changes from epoch to epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class StageShare(NamedTuple):
 
 
 class SourcedText(NamedTuple):
-    """A line of a rank or host."""
+    """A line, and the ranks that it is of."""
 
     source: str
     text: str
@@ -136,9 +137,6 @@ class JobView:
     errors: tuple[SourcedText, ...]
 
 
-_DECISIONS = 20
-
-
 def view_job(history: StatusHistory, job: str) -> JobView | None:
     """Put together what is known of a job; None if it has no feeder."""
     statuses = history.statuses(job)
@@ -173,9 +171,26 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
         slowest=_slowest(history, statuses),
         decisions=tuple(sorted(decisions, key=lambda each: each.at_s, reverse=True)[:_DECISIONS]),
         plan=next((rank.plan for rank in ranks if rank.plan is not None), None),
-        findings=tuple(SourcedText(f"rank {rank.rank}", text) for rank in ranks for text in rank.findings),
+        findings=_findings(ranks),
         errors=tuple(SourcedText(f"rank {rank.rank}", rank.error) for rank in ranks if rank.error),
     )
+
+
+def _findings(ranks: Sequence[RankStatus]) -> tuple[SourcedText, ...]:
+    """The last warning of each kind, with the ranks that have it."""
+    last: dict[str, str] = {}
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        for text in rank.findings:
+            kind = text.partition(_EPOCH)[0]
+            last[kind] = text
+            found.setdefault(kind, []).append(rank.rank)
+    return tuple(SourcedText(_named(sorted(set(found[kind]))), text) for kind, text in last.items())
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"
 
 
 def _slowest(history: StatusHistory, statuses: Sequence[FeederStatus]) -> LimitedRank | None:
@@ -222,7 +237,8 @@ def mark_straggler(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
     """The rows by rank, one of them marked as the straggler if a rank delays the others.
 
     Ranks of a synchronous training advance together: the one that delays them is the one that is steps behind, or else
-    the one whose trainer waits for its batches, while the others' wait for it.
+    the one whose trainer waits for its batches, while the others' wait for it. Steps are those of batches in the ring:
+    a rank is behind if it is by more than a ring holds.
     """
     ordered = sorted(rows, key=lambda row: row.rank)
     feeding = [row for row in ordered if row.rates is not None and row.state == "feeding"]
@@ -230,7 +246,7 @@ def mark_straggler(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
         return tuple(ordered)
     place = {row.rank: row.epoch * row.steps + row.step for row in feeding}
     last = min(feeding, key=lambda row: place[row.rank])
-    if max(place.values()) - place[last.rank] >= _STRAGGLER_STEPS:
+    if max(place.values()) - place[last.rank] > last.slots:
         slowest = last
     else:
         shares = [row.rates.trainer for row in feeding if row.rates is not None]

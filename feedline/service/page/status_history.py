@@ -66,10 +66,12 @@ class StatusHistory:
     now_s: float = 0.0
     _feeders: dict[str, _Feeder] = field(default_factory=dict)
     _points: dict[str, deque[JobPoint]] = field(default_factory=dict)  # by job
+    _facts: dict[tuple[str, int], RunFacts | None] = field(default_factory=dict)  # since the last `add`
 
     def add(self, statuses: Sequence[FeederStatus], now_s: float) -> None:
         """Add the last status of each feeder that there is; those of the others are dropped."""
         self.now_s = now_s
+        self._facts = {}
         known, self._feeders = self._feeders, {}
         for status in statuses:
             feeder = known.get(status.feeder)
@@ -113,6 +115,12 @@ class StatusHistory:
 
     def facts(self, feeder: str, rank: int) -> RunFacts | None:
         """What a rank has used over about `RATE_S`; None before its second status."""
+        key = feeder, rank
+        if key not in self._facts:
+            self._facts[key] = self._between(feeder, rank)
+        return self._facts[key]
+
+    def _between(self, feeder: str, rank: int) -> RunFacts | None:
         samples = self._feeders[feeder].samples.get(rank)
         if rank < 0 or samples is None or len(samples) < 2:
             return None

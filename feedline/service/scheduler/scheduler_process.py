@@ -12,6 +12,7 @@ import logging
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import dask
 from distributed import Security
@@ -19,6 +20,7 @@ from distributed import Security
 from feedline.errors import ClusterError, SpecError
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
 from feedline.service.dask_patches.without_http import scheduler_class
+from feedline.service.page.dashboard import PAGE
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.preload import dask_setup
 from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
@@ -92,6 +94,9 @@ async def _serve(options: SchedulerOptions, security: Security) -> None:
             if options.metrics is not None:
                 stack.enter_context(_serve_metrics(options.metrics, install(scheduler).state, loop))
             logger.info("scheduler at %s", scheduler.address)
+            if options.dashboard is not None:
+                server: Any = scheduler
+                logger.info("live page at http://%s:%d%s", server.http_server.address, server.http_server.port, PAGE)
             await stop.wait()
         finally:
             await scheduler.close()

@@ -22,7 +22,7 @@ def rank_status(session: TrainerSession, plan: PlanStatus | None, *, trainer: in
     """The status of the rank of a session. trainer: its process id; trainers: of this rank that have come so far."""
     counters, load = session.counters, session.load()
     state: Literal["feeding", "planning", "waiting"] = "feeding"
-    if plan is None:
+    if session.streams.plan is None:
         state = "waiting" if session.global_rank is None else "planning"
     return RankStatus(
         rank=-1 if session.rank is None else session.rank,

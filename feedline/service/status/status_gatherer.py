@@ -125,7 +125,8 @@ class StatusGatherer:
             if session not in self._sessions:
                 self._sessions[session] = session.channel.peer_pid()
                 self._trainers[session.rank] = self._trainers.get(session.rank, 0) + 1
-            plan = None if (found := session.streams.plan) is None else self._described(found)
+            found = session.streams.plan if session.counters.batches else None  # nothing delays the first batch
+            plan = None if found is None else self._described(found)
             pid, trainers = self._sessions[session], self._trainers[session.rank]
             self._ranks[session.rank] = rank_status(session, plan, trainer=pid, trainers=trainers)
         self._publish_ranks()

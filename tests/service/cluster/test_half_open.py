@@ -211,6 +211,7 @@ def test_why_a_lost_scheduler_could_not_be_connected_to_is_in_the_error(
         connection.look(waiting=True)
         assert "the Dask scheduler at there is gone; waiting for it" in caplog.text
         assert caplog.text.count("the Dask scheduler at there is back after") == 1
+        assert (connection.lost, connection.regained) == (1, 1)
         connection.workers = lambda: 0  # type: ignore[method-assign]
         connection.look(waiting=False)
         assert "has no worker" not in caplog.text, "they follow their scheduler"

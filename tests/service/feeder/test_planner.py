@@ -18,6 +18,7 @@ from feedline.planning.artifact_choice import fit_artifacts
 from feedline.planning.follow.next_border import NothingLandedError
 from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule
+from feedline.progress import report_progress
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.open_cluster import open_cluster
@@ -122,6 +123,8 @@ def test_fits_are_an_activity():
 
     def fit() -> None:
         found.append(planner.describe())
+        report_progress("fitting, pass 1 of 2", 10, 40, "rows")
+        found.append(planner.describe())
         raise PlanError("no table")
 
     def resolve(*_: object) -> Any:
@@ -132,6 +135,7 @@ def test_fits_are_an_activity():
         with pytest.raises(PlanError, match="no table"):
             future.result(30)
     assert found[0].endswith(", and fits artifacts")
+    assert found[1].endswith(", and fits artifacts (fitting, pass 1 of 2: 10 of 40 rows)")
 
 
 class FollowedPlan:

@@ -10,8 +10,6 @@ import pytest
 from page_statuses import status_at
 from served_page import served_page
 
-from feedline.service.page.dashboard import page_address
-
 
 def test_the_page_needs_nothing_from_elsewhere_and_is_in_the_menu_of_dask():
     asked = []
@@ -55,8 +53,3 @@ def test_nothing_is_loaded_before_a_page_is_opened():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "bokeh" not in run.stdout
-
-
-def test_the_address_of_the_page_is_beside_those_of_dask():
-    assert page_address("http://127.0.0.1:8787/status") == "http://127.0.0.1:8787/feedline"
-    assert page_address("https://host/proxy/8787/status") == "https://host/proxy/8787/feedline"

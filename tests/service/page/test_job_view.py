@@ -76,7 +76,7 @@ def test_the_rank_that_is_steps_behind_is_the_straggler_whoever_waits():
     def moment(at: float) -> list[FeederStatus]:
         status = host(0, at, 0.6, 0.1)
         first, last = status.ranks
-        return [replace(status, ranks=(first, replace(last, stats=replace(last.stats, step=last.stats.step - 3))))]
+        return [replace(status, ranks=(first, replace(last, stats=replace(last.stats, step=last.stats.step - 9))))]
 
     view = view_of(moment(10), moment(20))
     assert [row.rank for row in view.ranks if row.straggler] == [1]
@@ -112,3 +112,20 @@ def test_the_limit_is_sought_at_the_rank_whose_trainer_waits_most():
     assert (view.slowest.rank.rank, view.slowest.feeder.host) == (1, "node-0")
     assert view.slowest.facts.trainer_wait == pytest.approx(0.4)
     assert view_of([host(0, 10, 0.1)]).slowest is None
+
+
+def test_a_ring_ahead_is_no_straggler():
+    def moment(at: float) -> list[FeederStatus]:
+        status = host(0, at, 0.3, 0.3)
+        first, last = status.ranks
+        return [replace(status, ranks=(first, replace(last, stats=replace(last.stats, step=last.stats.step - 8))))]
+
+    assert not any(row.straggler for row in view_of(moment(10), moment(20)).ranks)
+
+
+def test_a_warning_of_every_epoch_and_rank_is_one_line():
+    status = status_at(10, ranks=6)
+    text = "feature 'x' is not as expected in epoch {}: got null_rate 0.2, expected <= 0.1"
+    ranks = [replace(rank, findings=(text.format(0), text.format(1), "other")) for rank in status.ranks]
+    view = view_of([replace(status, ranks=tuple(ranks))])
+    assert view.findings == (("ranks 0, 1, 2, 3 and 2 more", text.format(1)), ("ranks 0, 1, 2, 3 and 2 more", "other"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -11,11 +12,13 @@ import psutil
 import pytest
 from pipelines import Place, eventually, furnished
 from ringless_trainers import trainers_of, write_pipeline
+from schedulers import local_cluster
 
 from feedline import FeedlineDataset
 from feedline.errors import DataError
 from feedline.loader.ring.status_files import live_statuses
 from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.scheduler.status_source import statuses_of
 from feedline.service.status.last_runs import last_status
 from feedline.service.status.status_gatherer import StatusGatherer
 from feedline.spec import load_spec
@@ -64,6 +67,34 @@ def test_a_run_is_seen_while_it_runs_and_afterwards(place: Place):
     assert last.ranks[0].stats.delivery.blocks > 0
 
 
+def test_the_scheduler_of_a_cluster_knows_its_feeders(tmp_path: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch):
+    """By address, as pages and metrics of a scheduler see them."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+
+    def delivering() -> list[FeederStatus]:
+        return [each for each in source() if each.ranks and each.ranks[0].stats.batches >= 5]
+
+    with local_cluster("feedline.service.scheduler.preload", workers=2) as local:
+        source = statuses_of(local.scheduler)
+        assert source is not None
+        path = Place(folder=tmp_path, table=clicks).write(cluster={"scheduler": local.scheduler_address})
+        with FeedlineDataset(path) as dataset:
+            iterator = iter(dataset)
+            for _ in range(5):
+                next(iterator)
+            [status] = eventually(
+                lambda: [each for each in source() if each.ranks and each.ranks[0].stats.batches >= 5]
+            )
+            assert (status.form, status.workers, status.threads) == ("scheduler", 2, 2)
+            assert (status.lost, status.regained) == (0, 0)
+            jobs = local.scheduler.plugins["feedline-jobs"].book.reports(time.time())
+            assert [(report.job, report.feeder) for report in jobs] == [(status.job, status.feeder)]
+        assert eventually(lambda: source() == [])
+    last = last_status(load_spec(path))
+    assert last is not None
+    assert last.ranks[0].state == "ended"
+
+
 def test_an_error_is_kept_without_the_value_that_it_quotes(place: Place):
     features = {
         "dense": {"dense_1": [{"fill_null": 0}]},
@@ -79,6 +110,27 @@ def test_an_error_is_kept_without_the_value_that_it_quotes(place: Place):
     [rank] = last.ranks
     assert rank.error.startswith("DataError: feature 'id_0' is not as expected in epoch 0 (the log has the value)")
     assert [finding.partition(": ")[2].partition(",")[0] for finding in rank.findings] == ["got max …"]
+
+
+def test_what_a_trainer_did_is_kept_when_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its feeder goes on to serve the other rank."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+    path = write_pipeline(tmp_path, steps=8)
+    spec = load_spec(path)
+
+    def kept() -> list[tuple[str, int]]:
+        status = last_status(spec)
+        return [] if status is None else [(rank.state, rank.stats.batches) for rank in status.ranks]
+
+    with trainers_of(path, ranks=2, with_status=True) as (first, second):
+        first.begin(last=True)
+        assert first.read() == [0, 1, 2, 3]
+        first.channel.close()
+        assert eventually(lambda: kept() and kept()[0] == ("ended", 4))
+        assert kept()[1][1] == 0
+        second.begin(last=True)
+        assert second.read() == [0, 1, 2, 3]
+    assert kept() == [("ended", 4)] * 2
 
 
 def test_ranks_wait_before_trainers_come_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

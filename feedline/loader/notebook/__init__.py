@@ -1,0 +1,1 @@
+"""Tables of HTML, as which notebooks show batches, schemas and plans."""
