@@ -3,7 +3,7 @@
     python benchmarks/metrics_scrape.py             8 ranks, with a cache
     python benchmarks/metrics_scrape.py --ranks 64
 
-Serves the metrics of a status as a feeder does, scrapes them over HTTP in the format that Prometheus asks for, and prints
+Serves the metrics of a status as a feeder does, scrapes them over HTTP in the format that Prometheus asks for, prints
 the CPU time of the process that answers and the time to the answer (medians, in milliseconds), series and bytes;
 `--json` prints one object. The target is 5 ms for the ranks of a host.
 """

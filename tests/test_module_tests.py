@@ -82,7 +82,6 @@ WITHOUT_A_TEST = {
     "service/drain.py",
     "service/feeder/feeder_process.py",
     "service/feeder/in_process.py",
-    "service/feeder/quality_monitor.py",
     "service/feeder/steps.py",
     "service/feeder/supervisor.py",
     "service/feeder/trainer_stream.py",

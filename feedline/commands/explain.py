@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.display.consoles import print_facts
 from feedline.commands.display.explain_page import explain_page
 from feedline.commands.display.explain_table import explain_view
@@ -30,10 +31,8 @@ from feedline.spec.document.overrides import parse_overrides
 
 
 def explain(
-    pipeline: Annotated[Path, typer.Argument(help="pipeline.yaml")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key; repeatable.")
-    ] = None,
+    pipeline: PipelinePath,
+    overrides: Overrides = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to measure, from the first batch on.")] = 10.0,
     step_s: Annotated[
         float | None,
@@ -56,7 +55,7 @@ def explain(
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the facts as a page with pictures, too.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last."""
     _check_options(attached, last, step_s, headspace)

@@ -40,6 +40,7 @@ WITH_FENCES = (
     "docs/serving.md",
     "docs/clusters.md",
     "docs/dedup.md",
+    "docs/editors.md",
 )
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

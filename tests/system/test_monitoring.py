@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 from pipelines import Place, eventually, furnished
-from processes import feedline
+from processes import feedline, free_port
 from prometheus_client import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 from promql import parse, problems
 from ruamel.yaml import YAML
 from span_collector import SpanCollector, span_collector
@@ -43,7 +44,8 @@ def scrape(target: str) -> dict[str, Metric]:
         f"http://{target}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
+        read = parse_openmetrics if "openmetrics" in answer.headers["Content-Type"] else parse_text
+        families = read(answer.read().decode())
         return {sample.name: family for family in families for sample in family.samples}
 
 
@@ -61,9 +63,11 @@ def value(families: dict[str, Metric], name: str, **labels: str) -> float:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """Scrapes by role of a run in its middle, its spans, and what its targets' folder held before and after."""
+    """Scrapes by role of a run in its middle, those of Dask's pages, its rows, its spans, and what its targets' folder
+    held at the end."""
 
     scrapes: dict[str, dict[str, Metric]]
+    dask: dict[str, dict[str, Metric]]
     rows: int
     spans: SpanCollector
     after: list[str]
@@ -96,9 +100,13 @@ def run(place: Place) -> WatchedRun:
     (temporary := place.folder / "d").mkdir()
     own = {"env": {**os.environ, "TMPDIR": str(temporary)}}
     with span_collector() as collector, ExitStack() as stack:
-        scheduler = stack.enter_context(feedline("scheduler", "--port", 0, "--metrics", folder, **own))
+        pages, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        options = ("--port", 0, "--metrics", folder, "--dashboard", pages)
+        scheduler = stack.enter_context(feedline("scheduler", *options, **own))
         address = scheduler.line(r"scheduler at (\S+)")[1]
-        worker = stack.enter_context(feedline("worker", address, "--threads", 1, "--metrics-dir", folder, **own))
+        worker = stack.enter_context(
+            feedline("worker", address, "--threads", 1, "--metrics-dir", folder, "--http", http, **own)
+        )
         worker.line("serves")
         path = place.write(
             cluster={"scheduler": address, "cpu": None},
@@ -119,12 +127,13 @@ def run(place: Place) -> WatchedRun:
 
             assert eventually(is_shown)
             scrapes = {role: scrape(target) for role, target in targets(folder).items()}
+            dask = {"scheduler": scrape(pages), "worker": scrape(http)}
             for _ in batches:
                 pass
         for program in (worker, scheduler):
             program.send(signal.SIGTERM)
             assert program.wait() == 0
-    return WatchedRun(scrapes, rows, collector, sorted(path.name for path in folder.iterdir()))
+    return WatchedRun(scrapes, dask, rows, collector, sorted(path.name for path in folder.iterdir()))
 
 
 # -- scrapes ------------------------------------------------------------------------------------------------------
@@ -157,6 +166,13 @@ def test_counts_are_those_of_the_run(run: WatchedRun):
     assert value(scheduler, "feedline_job_fair_threads") == 1
 
 
+def test_pages_of_dask_show_them_beside_its_own(run: WatchedRun):
+    for role, own in (("scheduler", "feedline_cluster_workers"), ("worker", "feedline_worker_blocks_total")):
+        assert f"dask_{role}" in " ".join(run.dask[role])
+        assert value(run.dask[role], own) > 0
+        assert value(run.dask[role], "feedline_build_info", role=role) == 1
+
+
 def test_targets_go_with_their_processes(run: WatchedRun):
     assert run.after == []
 
@@ -169,6 +185,24 @@ def test_every_block_has_a_span(run: WatchedRun):
     for span in spans:
         stages = [value for name, value in span.attributes.items() if name.startswith("feedline.stage.")]
         assert span.end_ns - span.start_ns >= 0.9e9 * sum(stages) > 0
+
+
+@pytest.mark.nightly
+def test_a_feeder_that_is_killed_is_replaced_and_its_target_goes(place: Place):
+    """The feeder of `feedline run`, which waits for a trainer."""
+    folder = place.folder / "restarts"
+    path = place.write("restarts.yaml", metrics=str(folder), cluster={"threads": 1})
+    with feedline("run", path) as program:
+        feeder = eventually(lambda: targets(folder).get("feeder"))
+        assert value(scrape(feeder), "feedline_feeder_restarts_total") == 0
+        [killed] = [each for each in program.descendants() if "feed" in each.cmdline()]
+        killed.kill()
+        assert eventually(lambda: targets(folder).get("feeder") not in (None, feeder))
+        assert value(scrape(targets(folder)["feeder"]), "feedline_feeder_restarts_total") == 1
+        assert len([*folder.iterdir()]) == 1
+        program.send(signal.SIGTERM)
+        program.wait()
+    assert not [*folder.iterdir()]
 
 
 # -- dashboards, alerts, docs ---------------------------------------------------------------------------------------
@@ -233,7 +267,7 @@ def test_thresholds_of_alerts():
 def test_the_page_lists_every_metric_with_its_type_labels_and_meaning():
     text = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
     for role, metrics in OF_ROLES.items():
-        section = re.search(rf"^### .*{role}.*?(?=^###? )", text, re.MULTILINE | re.DOTALL | re.IGNORECASE)
+        section = re.search(rf"^### {role}s$.*?(?=^###? )", text, re.MULTILINE | re.DOTALL | re.IGNORECASE)
         assert section is not None, role
         rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", section[0], re.MULTILINE)
         assert rows == [
