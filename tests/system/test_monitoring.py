@@ -193,7 +193,8 @@ def test_a_feeder_that_is_killed_is_replaced_and_its_target_goes(place: Place):
     folder = place.folder / "restarts"
     path = place.write("restarts.yaml", metrics=str(folder), cluster={"threads": 1})
     with feedline("run", path) as program:
-        feeder = eventually(lambda: targets(folder).get("feeder"))
+        feeder = program.line(r"metrics at http://(\S+)/metrics")[1]
+        assert eventually(lambda: targets(folder).get("feeder")) == feeder
         assert value(scrape(feeder), "feedline_feeder_restarts_total") == 0
         [killed] = [each for each in program.descendants() if "feed" in each.cmdline()]
         killed.kill()
