@@ -10,11 +10,15 @@ from typing import Annotated
 
 import typer
 
+from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.display.consoles import print_facts
+from feedline.commands.display.explain_page import explain_page
 from feedline.commands.display.explain_table import explain_view
 from feedline.commands.run import RunRequest, Stop, feeder_accesses
-from feedline.errors import SpecError
-from feedline.explain.explanation import Explanation, explanation_facts
+from feedline.errors import FeedlineError, SpecError
+from feedline.explain.costs.cost_process import ALONE_S, ATTACHED_S, MeasuredCosts, measure_apart
+from feedline.explain.explained_costs import explained_with_costs
+from feedline.explain.explanation import Explanation
 from feedline.explain.observed_runs import explain_last, watch_feeders
 from feedline.explain.short_run import run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
@@ -27,10 +31,8 @@ from feedline.spec.document.overrides import parse_overrides
 
 
 def explain(
-    pipeline: Annotated[Path, typer.Argument(help="pipeline.yaml")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key; repeatable.")
-    ] = None,
+    pipeline: PipelinePath,
+    overrides: Overrides = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to measure, from the first batch on.")] = 10.0,
     step_s: Annotated[
         float | None,
@@ -44,18 +46,21 @@ def explain(
     store_mb_s: Annotated[
         float | None, typer.Option("--store-mb-s", min=0.001, help="MB/s that the store or disk delivers, if known.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    cost_s: Annotated[
+        float | None,
+        typer.Option(
+            "--cost-seconds",
+            min=0.0,
+            help="CPU seconds to measure what columns, ops and features cost (default: 20, with --attach 5; 0: none).",
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the facts as a page with pictures, too.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last."""
-    if attached and last:
-        raise SpecError("--attach and --last exclude each other: got both, expected one. Leave one out")
-    if (attached or last) and (step_s is not None or headspace):
-        raise SpecError(
-            "--step-s and --headspace belong to a short run: got them with --attach or --last. Leave them out; in "
-            "training, use dataset.headspace(batch)"
-        )
-    if headspace and not step_s:
-        raise SpecError("--headspace needs a trainer: got no --step-s, expected its seconds per step. Give --step-s")
+    _check_options(attached, last, step_s, headspace)
+    if html is not None and not html.absolute().parent.is_dir():
+        raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
     spec = load_spec(pipeline, values := parse_overrides(overrides or []))
     store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
@@ -69,10 +74,37 @@ def explain(
             )
         else:
             found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
-    facts = explanation_facts(found, found.slowest.verdict())
+    cost_s = cost_s if cost_s is not None else ATTACHED_S if attached else ALONE_S
+    facts = explained_with_costs(found, *_costs(pipeline, values, spec, cost_s, stop))
+    if html is not None:
+        html.write_text(explain_page(facts), encoding="utf-8")
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
     if stop.status is not None:
         raise typer.Exit(stop.status)
+
+
+def _check_options(attached: bool, last: bool, step_s: float | None, headspace: bool) -> None:
+    if attached and last:
+        raise SpecError("--attach and --last exclude each other: got both, expected one. Leave one out")
+    if (attached or last) and (step_s is not None or headspace):
+        raise SpecError(
+            "--step-s and --headspace belong to a short run: got them with --attach or --last. Leave them out; in "
+            "training, use dataset.headspace(batch)"
+        )
+    if headspace and not step_s:
+        raise SpecError("--headspace needs a trainer: got no --step-s, expected its seconds per step. Give --step-s")
+
+
+def _costs(
+    pipeline: Path, values: dict[str, object], spec: PipelineSpec, budget_s: float, stop: Stop
+) -> tuple[MeasuredCosts | None, str]:
+    """What features cost; or None, and why."""
+    if budget_s == 0 or stop():
+        return None, "not measured"
+    try:
+        return measure_apart(spec, str(pipeline.absolute()), values, budget_s=budget_s, stop=stop), ""
+    except FeedlineError as error:
+        return None, str(error)
 
 
 def _short_run(

@@ -204,7 +204,8 @@ def _sessions(
     progress: ReportProgress,
 ) -> tuple[SessionCandidate, ...]:
     sample = taken.sample
-    read = [column for column in columns if column.name in sample.rows.column_names]
+    sampled = set(sample.rows.column_names)
+    read = [column for column in columns if column.name in sampled]
     names = candidate_columns(read, sample.rows.num_rows)
     if chosen is not None and sample.rows.num_rows:
         names = [chosen, *(name for name in names if name != chosen)]

@@ -11,8 +11,11 @@ import pytest
 from pipelines import Place, eventually, furnished
 from processes import ended, ended_here, feedline
 
+from feedline.commands.display.explain_page import explain_page
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.run_status import FeederStatus
+
+PLAIN = ("--cost-seconds", 0)
 
 
 @pytest.fixture
@@ -23,11 +26,11 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
 
 def test_a_short_run_and_then_the_last_one(place: Place):
     path = place.write(epochs=2)
-    done = ended("explain", path, "--seconds", 1, "--step-s", 0.05, "--json")
+    done = ended("explain", path, "--seconds", 1, "--step-s", 0.05, "--json", *PLAIN)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["source"], facts["name"], facts["limit"]) == ("short run", "clicks", "trainer")
-    last = ended("explain", path, "--last")
+    last = ended("explain", path, "--last", *PLAIN)
     assert last.returncode == 0, last.stderr
     assert "of the last run" in last.stdout
     assert "decoding" in last.stdout
@@ -39,6 +42,7 @@ def test_a_short_run_and_then_the_last_one(place: Place):
         (["--attach", "--last"], "exclude each other"),
         (["--last", "--step-s", "1"], "belong to a short run"),
         (["--headspace"], "--headspace needs a trainer"),
+        (["--html", "/nowhere/page.html"], "--html names a file in a folder that is missing"),
         (["--attach"], "there is no run of this pipeline to attach to: got no feeder"),
         (["--last"], "there is no last run to explain"),
     ],
@@ -62,13 +66,26 @@ def test_a_running_pipeline_is_attached_to(place: Place):
     path = place.write()
     with feedline("explain", path, "--seconds", 600, "--step-s", 0.02) as program:
         assert eventually(lambda: _fed(place))
-        done = ended("explain", path, "--attach", "--seconds", 5, "--json")
+        done = ended("explain", path, "--attach", "--seconds", 5, "--json", *PLAIN)
         assert done.returncode == 0, done.stderr
         facts = json.loads(done.stdout)
         assert (facts["source"], facts["limit"]) == ("running", "trainer")
         assert sum(sample["rows"] for sample in facts["samples"]) > 0
         program.send(signal.SIGINT)
         assert program.wait() == 130
+
+
+def test_costs_of_features_are_measured_and_drawn(place: Place):
+    path, page = place.write(epochs=2), place.folder / "page.html"
+    done = ended("explain", path, "--seconds", 1, "--cost-seconds", 1, "--html", page, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    features = {feature["name"] for feature in facts["costs"]["account"]["features"]}
+    assert {"dense_0", "hist_1", "clicked"} <= features
+    written = page.read_text()
+    assert written == explain_page(facts)
+    assert "What a feature costs" in written
+    assert "<script" not in written
 
 
 def _fed(place: Place) -> bool:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from feedline.commands.arguments.pipeline_arguments import AsJson
 from feedline.errors import SpecError
 
 
@@ -26,7 +27,7 @@ def certs(
     renew: Annotated[
         bool, typer.Option("--renew", help="Make new certificates of the authority in DIR, if there is one.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a certificate authority, and certificates for a cluster's scheduler, workers and clients."""
     try:

@@ -9,11 +9,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated
 
-import typer
 from rich.table import Table
 
+from feedline.commands.arguments.pipeline_arguments import AsJson
 from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.commands.display.consoles import console_on
 from feedline.service.cluster.connection.job_listing import JobListing, list_jobs
@@ -27,7 +26,7 @@ def jobs(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     insecure: Insecure = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the jobs of a scheduler: their rates, the threads of workers that they use, their fair parts, who waits."""
     listing = list_jobs(address, connection_files(address, tls_ca, tls_cert, tls_key, insecure=insecure))

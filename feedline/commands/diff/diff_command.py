@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from feedline.commands.arguments.completions import complete_override, complete_pipeline
+from feedline.commands.arguments.pipeline_arguments import AsJson
 from feedline.commands.diff.diff_table import diff_table
 from feedline.commands.diff.differences import describe_differences
 from feedline.commands.display.consoles import print_facts
@@ -25,15 +27,21 @@ from feedline.transforms.registry.user_functions import keep_pandas_out
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="A.YAML", help="A pipeline.")],
-    b: Annotated[Path | None, typer.Argument(metavar="B.YAML", help="Another (default: A with the overrides).")] = None,
+    a: Annotated[Path, typer.Argument(metavar="A.YAML", help="A pipeline.", autocompletion=complete_pipeline)],
+    b: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="B.YAML", help="Another (default: A with the overrides).", autocompletion=complete_pipeline
+        ),
+    ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key of B: --set batch.size=512")
+        list[str] | None,
+        typer.Option("--set", help="Override a key of B: --set batch.size=512", autocompletion=complete_override),
     ] = None,
     source: Annotated[str | None, typer.Option(metavar="NAME", help="One of the pipelines' `sources` alone.")] = None,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole job.")] = 1,
     cost: Annotated[bool, typer.Option("--cost", help="Measure what differing features take of the CPU.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two pipelines: rows, what is read, features, fingerprints, whether a run continues, cost."""
     if b is None and not overrides:

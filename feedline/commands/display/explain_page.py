@@ -46,8 +46,8 @@ def explain_page(facts: Facts) -> str:
     ]
     if account:
         sections += [_flame(account), _features(account), _columns(account)]
-    if costs.get("skipped"):
-        sections.append(html_element("p", costs["skipped"], class_="quiet"))
+    if facts.get("costs_skipped"):
+        sections.append(html_element("p", f"Costs of features: {facts['costs_skipped']}", class_="quiet"))
     return render_page(
         f"{facts.get('name', '')}: what limits it",
         sections,
@@ -85,7 +85,7 @@ def _advice(advice: Sequence[Facts]) -> Markup:
     ]
     return page_section(
         "What would change it",
-        html_table(["change", "because", "rows/s", "CPU-s saved", "gives up"], rows, numbers=(2, 3)),
+        html_table(["change", "because", "rows/s", "CPU-s saved", "but"], rows, numbers=(2, 3)),
         note="Each by itself, the largest gain first. CPU seconds are per million rows. In brackets: the interval.",
     )
 
@@ -194,7 +194,7 @@ def _features(account: Facts) -> Markup:
         )
         for feature in features[:_BARS]
     ]
-    has_problems = any(feature.get("problems") is not None for feature in features)
+    has_problems = any(feature["problems"] for feature in features)
     rows = [
         (
             feature["name"],
@@ -204,7 +204,7 @@ def _features(account: Facts) -> Markup:
             _number(feature["epoch_cpu_s"]),
             _megabytes(feature["nbytes"]),
             _megabytes(feature["epoch_bytes"]),
-            *([f"{feature['problems'] or 0:.0%}"] if has_problems else []),
+            *([f"{feature['problems']:.0%}"] if has_problems else []),
         )
         for feature in features
     ]

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from feedline.commands.display.costs_table import costs_table
 from feedline.loader.limits.verdict import short
 
 
@@ -25,6 +26,10 @@ def explain_view(facts: Mapping[str, Any]) -> Group:
     if (headspace := facts["headspace"]) is not None:
         rate = short(headspace["rows_per_s"])
         parts.append(f"Headspace: the trainer takes {rate} of batches that it has: {headspace['gain']:.2f}x at most.")
+    if facts.get("costs"):
+        parts.append(costs_table(facts["costs"]["account"]))
+    elif facts.get("costs_skipped"):
+        parts.append(escape(f"Costs of features: {facts['costs_skipped']}"))
     return Group(*parts, *advice_lines(facts["advice"], facts["limit"]))
 
 

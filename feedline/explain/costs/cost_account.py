@@ -21,13 +21,15 @@ from feedline.explain.costs.column_costs import ColumnCost, DecodeCosts, measure
 from feedline.explain.costs.cpu_time import NO_CPU, ROUNDS, CpuBudget, CpuEstimate, estimate, measure_in_turn
 from feedline.explain.costs.pass_costs import PassCosts, measure_passes
 from feedline.explain.costs.sampled_blocks import BlockSample, sample_blocks
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureAccount:
-    """What a feature costs per million rows. nbytes: compressed, its part of its columns'. problems: the share of a
-    run's problems of quality that are its own; None without a run.
+    """What a feature costs per million rows. nbytes: compressed, its part of its columns'. problems: its share of all
+    values of the sample that were null, unknown or not finite.
     """
 
     name: str
@@ -37,7 +39,7 @@ class FeatureAccount:
     ops_s: CpuEstimate
     encode_s: CpuEstimate
     nbytes: float
-    problems: float | None = None
+    problems: float = 0.0
 
     @property
     def cpu_s(self) -> CpuEstimate:
@@ -122,9 +124,8 @@ def measure_costs(
     budget_s: float = float("inf"),
     rounds: int = ROUNDS,
     sample: BlockSample | None = None,
-    problems: Mapping[str, float] | None = None,
 ) -> CostAccount:
-    """Measure the account of a plan. budget_s: CPU seconds that it may take, about. problems: of quality, by feature.
+    """Measure the account of a plan. budget_s: CPU seconds that it may take, about.
 
     Raises DataError where a row of the sample cannot be computed, PlanError where a fit is missing.
     """
@@ -134,7 +135,8 @@ def measure_costs(
     sample = sample or sample_blocks(plan)
     compiled = compile_job(sample.job)
     third = CpuBudget(budget_s / 3)
-    works = [partial(_run_blocks, sample)]
+    qualities: list[Quality] = []
+    works = [partial(_run_blocks, sample, qualities)]
     blocks = measure_in_turn(works, third, rounds=rounds)[:, 0] * sample.per_million
     decoding = measure_decoding(sample, compiled, plan.snapshot, CpuBudget(budget.left_s / 2), rounds=rounds)
     passes = measure_passes(sample, compiled, CpuBudget(budget.left_s), rounds=rounds)
@@ -142,7 +144,7 @@ def measure_costs(
         rows=sample.rows,
         blocks=len(sample.requests),
         epoch_rows=sample.epoch_rows,
-        features=divide_costs(plan, decoding, passes, problems),
+        features=divide_costs(plan, decoding, passes, _problems(merge(qualities), compiled.layout.schema)),
         decoding=decoding,
         passes=passes,
         block_s=estimate(blocks),
@@ -150,9 +152,14 @@ def measure_costs(
     )
 
 
-def _run_blocks(sample: BlockSample) -> None:
-    for request in sample.requests:
-        run_block(sample.job, request, "explain", packed=False)
+def _run_blocks(sample: BlockSample, qualities: list[Quality]) -> None:
+    qualities[:] = [run_block(sample.job, each, "explain", packed=False).quality for each in sample.requests]
+
+
+def _problems(quality: Quality, schema: BatchSchema) -> dict[str, float]:
+    """By feature, how many values are null, unknown or not finite."""
+    names = ("nulls", "oov", "nonfinite")
+    return {name: sum(each.get(one, 0) for one in names) for name, each in measures(quality, schema).items()}
 
 
 def divide_costs(
@@ -178,7 +185,7 @@ def divide_costs(
                 ops_s=costs[feature.name].ops_s,
                 encode_s=costs[feature.name].encode_s,
                 nbytes=sum(column.nbytes / readers[column.name] for column in own),
-                problems=None if problems is None else problems.get(feature.name, 0.0) / total if total else 0.0,
+                problems=(problems or {}).get(feature.name, 0.0) / total if total else 0.0,
             )
         )
     return tuple(found)

@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,9 +28,10 @@ from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.resources.cgroups import available_cores
 from feedline.spec import PipelineSpec, load_spec
 
-ATTACHED_S, ALONE_S = 5.0, 40.0  # CPU seconds that measuring may take, beside a run and without one
+ATTACHED_S, ALONE_S = 5.0, 20.0  # CPU seconds that measuring may take, beside a run and without one
 _ACCOUNT_PART = 0.4  # of them for the account of costs, the rest for changes
 _NICE = 10
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,47 +64,48 @@ def measure_apart(
     overrides: Mapping[str, Any],
     *,
     budget_s: float = ALONE_S,
-    problems: Mapping[str, float] | None = None,
     blocks: int = BLOCKS,
-    timeout_s: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> MeasuredCosts:
     """Measure what a pipeline's features cost, and what would change that. file, overrides: of `spec`. budget_s: CPU
-    seconds, about. problems: of quality, by feature. Raises PlanError with what the process says if it fails.
+    seconds, about. stop: ends it. Raises PlanError if it was stopped, or with what the process says if it fails.
     """
     environment = {**os.environ, **feeder_environment(spec, cores=max(1, int(available_cores())))}
     request = {
         "file": file,
         "overrides": dict(overrides),
         "budget_s": budget_s,
-        "problems": None if problems is None else dict(problems),
         "blocks": blocks,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "feedline.explain.costs.cost_process"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=timeout_s,
-        check=False,
-    )
-    if done.returncode:
-        words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise PlanError(f"costs could not be measured: {words[-1]}")
-    return MeasuredCosts.from_facts(json.loads(done.stdout))
+    command = [sys.executable, "-m", "feedline.explain.costs.cost_process"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        words: str | None = json.dumps(request)
+        while True:
+            try:
+                facts, errors = process.communicate(words, timeout=_LOOK_S)
+                break
+            except subprocess.TimeoutExpired:
+                words = None
+            if stop():
+                process.kill()
+                raise PlanError("costs were not measured to the end: stopped")
+    if process.returncode:
+        lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
+        raise PlanError(f"costs could not be measured: {lines[-1]}")
+    return MeasuredCosts.from_facts(json.loads(facts))
 
 
 def measure_plan(
     plan: Plan,
     *,
     budget_s: float = ALONE_S,
-    problems: Mapping[str, float] | None = None,
     blocks: int = BLOCKS,
     rounds: int = ROUNDS,
 ) -> MeasuredCosts:
     """Measure a plan in this process. Raises PlanError or DataError where its blocks cannot be computed."""
     sample = sample_blocks(plan, blocks)
-    account = measure_costs(plan, budget_s=budget_s * _ACCOUNT_PART, sample=sample, problems=problems, rounds=rounds)
+    account = measure_costs(plan, budget_s=budget_s * _ACCOUNT_PART, sample=sample, rounds=rounds)
     left_s = max(budget_s - account.measuring_s, 0.0)
     changes = find_changes_of_data(plan, sample, account, budget_s=left_s, rounds=rounds)
     return MeasuredCosts(account=account.facts(), changes=tuple(changes))
@@ -122,7 +124,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     try:
         spec = load_spec(request["file"], request["overrides"])
         plan = largest_source(preview_plan(spec, current_snapshots(spec), lanes=lanes_for(spec.lanes, 1)))
-        found = measure_plan(plan, budget_s=request["budget_s"], problems=request["problems"], blocks=request["blocks"])
+        found = measure_plan(plan, budget_s=request["budget_s"], blocks=request["blocks"])
     except FeedlineError as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1

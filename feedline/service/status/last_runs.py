@@ -1,4 +1,4 @@
-"""The last status of each run, in `runs/` of the pipeline's `work_dir`.
+"""The last status of each run, in `status/` of the pipeline's `work_dir`.
 
 `LastRun` writes in the feeder, when a trainer leaves and at the end; `last_statuses` reads, in commands.
 
@@ -30,7 +30,7 @@ from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
 
-_FOLDER = "runs"
+_FOLDER = "status"
 _KEPT = 200
 _FINGERPRINT_DIGITS = 16
 

@@ -100,7 +100,7 @@ def test_nothing_is_advice_too():
 
 
 def test_costs_that_were_left_out_say_why():
-    page = explain_page({**FACTS, "costs": {"account": None, "changes": [], "skipped": "fits are missing"}})
+    page = explain_page({**FACTS, "costs": None, "costs_skipped": "fits are missing"})
     assert "fits are missing" in page
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from costly_tables import costly_plan
 
@@ -70,7 +72,7 @@ def test_the_difference_is_a_part_of_the_account(tmp_path: Path):
     [hist] = [feature for feature in facts["features"] if feature["name"] == "hist"]
     assert hist["epoch_cpu_s"] == 19
     assert hist["share"] == pytest.approx(9.5 / 30)
-    assert hist["problems"] is None
+    assert hist["problems"] == 0.0
     assert cost.difference_s == 0.25
     assert passed.difference_s == 5 - 0.25 - 7.5
 
@@ -83,6 +85,21 @@ def test_measured_accounts_name_the_heavy_feature_and_nearly_add_up(tmp_path: Pa
     assert shares["hist"] > 0.5
     assert abs(account.difference_s) < 0.4 * account.block_s.cpu_s
     assert account.measuring_s > 0
+
+
+def test_problems_of_quality_are_those_of_the_sample(tmp_path: Path):
+    def gaps(rng: np.random.Generator, rows: int) -> pa.Array:
+        return pa.array([None if row % 4 == 0 else 1.0 for row in range(rows)], pa.float32())
+
+    dense = {
+        "gaps": [{"fill_null": 0}],
+        "price": [{"fill_null": 0}],
+        "twice": {"column": "gaps", "ops": ["log1p", {"fill_null": 0}]},
+    }
+    features = {"dense": dense, "label": {"clicked": []}}
+    account = measure_costs(costly_plan(tmp_path, rows=1_024, features=features, columns={"gaps": gaps}), rounds=1)
+    problems = {feature.name: feature.problems for feature in account.features}
+    assert problems == {"gaps": 0.5, "price": 0.0, "twice": 0.5, "clicked": 0.0}
 
 
 def test_features_without_fits_are_refused(tmp_path: Path):

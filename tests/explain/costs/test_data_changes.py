@@ -1,21 +1,21 @@
-"""Staged tables: the change that would help is found, and helps as much as is predicted when it is made.
+"""Staged tables: the change that would help is found.
 
-Gains are CPU seconds of this process, of blocks with generous sizes; what is nightly holds predictions to 25 %.
+Gains are CPU seconds of this process, of blocks with generous sizes. `benchmarks/explain_costs.py` makes the changes,
+and holds predictions to 25 %.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from costly_tables import costly_pipeline, lists
-from epoch_cpu import epoch_cpu_s
 
-from feedline import Pipeline, Table
+from feedline import Pipeline
 from feedline.blocks.jobs import compile_job
 from feedline.explain.costs.cost_account import CostAccount, measure_costs
 from feedline.explain.costs.cpu_time import CpuEstimate
@@ -29,7 +29,6 @@ from feedline.explain.costs.data_changes import (
 from feedline.explain.costs.sampled_blocks import BlockSample, sample_blocks
 from feedline.planning.plan import Plan
 
-WITHIN = 0.25
 LISTS: dict[str, Any] = {
     "dense": {"price": [{"fill_null": 0}, "log1p"]},
     "sparse": {"hist": [{"hash_bucket": 1000}], "tags": [{"modulo": 100}]},
@@ -56,15 +55,6 @@ def measured(
     sample = sample_blocks(plan)
     account = measure_costs(plan, sample=sample, rounds=rounds)
     return sample, account, find_changes_of_data(plan, sample, account, only=only, rounds=rounds)
-
-
-def edited(path: Path, name: str, edit: Callable[[dict[str, Any]], object]) -> Plan:
-    """The plan of a pipeline that was really changed."""
-    document = json.loads(path.read_text())
-    edit(document)
-    other = path.with_name(f"{name}.yaml")
-    other.write_text(json.dumps(document))
-    return Pipeline.from_yaml(other).plan()
 
 
 def test_heavy_lists_are_named(tmp_path: Path):
@@ -130,7 +120,7 @@ def test_long_tails_are_cut_at_a_percentile(tmp_path: Path):
     [trial] = _truncated(sample, compile_job(sample.job), account)
     assert trial.change.subject == "long"
     assert trial.change.how.startswith("long: [{first_x: 4}")
-    assert trial.change.loses.startswith("80% of its elements")
+    assert trial.change.loses.startswith("80% of its elements are lost")
     [shorter] = [feature for feature in trial.sample.job.features if feature.name == "long"]
     assert [call.op for call in shorter.ops] == ["first_x", "modulo"]
 
@@ -169,29 +159,3 @@ def test_changes_travel_as_plain_values():
     assert not DataChange(
         kind="drop", subject="x", how="", gain_s=CpuEstimate(1.0, -0.1, 1.5), before_s=4.0
     ).is_worthwhile
-
-
-@pytest.mark.nightly
-def test_dropping_a_feature_gains_what_was_predicted(tmp_path: Path):
-    path = costly_pipeline(
-        tmp_path, rows=65_536, row_group_rows=32_768, list_mean=80, files=4, features=LISTS, columns={"tags": tags}
-    )
-    plan = Pipeline.from_yaml(path).plan()
-    sample, _, changes = measured(plan, ["drop"], rounds=5)
-    without = edited(path, "without", lambda document: document["features"]["sparse"].pop(changes[0].subject))
-    now_s, then_s = epoch_cpu_s([plan, without])
-    predicted_s = changes[0].gain_s.cpu_s * sample.epoch_rows / 1e6
-    assert predicted_s == pytest.approx(now_s - then_s, rel=WITHIN)
-
-
-@pytest.mark.nightly
-def test_larger_row_groups_gain_what_was_predicted(tmp_path: Path):
-    path = costly_pipeline(tmp_path, rows=16_384, row_group_rows=256, list_mean=3, files=4)
-    plan = Pipeline.from_yaml(path).plan()
-    sample, _, [change] = measured(plan, ["row_groups"], rounds=5)
-    rows = int(change.how.rpartition(" ")[2])
-    Table(str(tmp_path / "table")).optimize(str(tmp_path / "out"), row_group_rows=rows)
-    larger = edited(path, "larger", lambda document: document["source"].update(table=str(tmp_path / "out")))
-    now_s, then_s = epoch_cpu_s([plan, larger])
-    predicted_s = change.gain_s.cpu_s * sample.epoch_rows / 1e6
-    assert predicted_s == pytest.approx(now_s - then_s, rel=WITHIN)

@@ -56,7 +56,7 @@ def test_old_files_and_those_of_another_release(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(last_runs, "_KEPT", 2)
-    spec, folder = load_spec(path), path.parent / "work" / "runs"
+    spec, folder = load_spec(path), path.parent / "work" / "status"
     for rank in range(3):
         LastRun(spec, 3).write(status_of(ranks=(rank,), now_s=float(rank)))
     assert [status.ranks[0].rank for status in last_statuses(spec)] == [2, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from pipelines import Place, eventually, furnished
+from pipelines import PATIENCE_S, Place, eventually, furnished
 from ringless_trainers import trainers_of, write_pipeline
 from schedulers import local_cluster
 
@@ -19,7 +20,8 @@ from feedline.errors import DataError
 from feedline.loader.ring.status_files import live_statuses
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.scheduler.status_source import statuses_of
-from feedline.service.status.last_runs import last_status
+from feedline.service.status import status_gatherer
+from feedline.service.status.last_runs import LastRun, last_status
 from feedline.service.status.status_gatherer import StatusGatherer
 from feedline.spec import load_spec
 
@@ -171,3 +173,26 @@ def test_a_status_that_cannot_be_gathered_ends_no_run(
         trainer.begin(last=True)
         assert trainer.read() == [0, 1, 2, 3]
     assert caplog.text.count("the feeder's status cannot be gathered") == 1
+
+
+def test_a_store_that_does_not_answer_delays_the_end_of_a_feeder_by_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+    monkeypatch.setattr(status_gatherer, "_LAST_S", 0.05)
+    writing, answered = threading.Event(), threading.Event()
+
+    def write(last_run: LastRun, status: FeederStatus) -> None:
+        writing.set()
+        assert answered.wait(PATIENCE_S)
+
+    monkeypatch.setattr(LastRun, "write", write)
+    try:
+        with trainers_of(write_pipeline(tmp_path, steps=4), with_status=True) as (trainer,):
+            trainer.begin(last=True)
+            assert trainer.read() == [0, 1, 2, 3]
+        assert writing.is_set()
+        assert not answered.is_set(), "the feeder has ended before"
+    finally:
+        answered.set()
+    assert eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "feedline-status"])

@@ -1,0 +1,23 @@
+"""Join an explanation with what columns, ops and features cost: the verdict names them, its advice includes data.
+
+Runs in: the process of `feedline explain`. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedline.explain.costs.cost_process import MeasuredCosts
+from feedline.explain.costs.data_advice import advice_on_data, stage_parts
+from feedline.explain.explanation import Explanation, explanation_facts
+from feedline.loader.limits.run_facts import sum_samples
+
+
+def explained_with_costs(explanation: Explanation, costs: MeasuredCosts | None, skipped: str = "") -> dict[str, Any]:
+    """Facts of an explanation, with costs as `costs`. skipped: why there are none."""
+    slowest = explanation.slowest
+    if costs is None:
+        return {**explanation_facts(explanation, slowest.verdict()), "costs": None, "costs_skipped": skipped}
+    advice = advice_on_data(costs.changes, sum_samples(slowest.samples), slowest.capacity)
+    verdict = slowest.verdict(advice, stage_parts(costs.account))
+    return {**explanation_facts(explanation, verdict), "costs": costs.facts(), "costs_skipped": ""}

@@ -1,0 +1,61 @@
+"""Explanations with costs name columns, and advise on data; without, they say why."""
+
+from __future__ import annotations
+
+from feedline.explain.costs.cost_process import MeasuredCosts
+from feedline.explain.costs.cpu_time import CpuEstimate
+from feedline.explain.costs.data_changes import DataChange
+from feedline.explain.explained_costs import explained_with_costs
+from feedline.explain.explanation import Explanation, RankSamples
+from feedline.loader.limits.run_facts import Capacity, RunFacts
+
+SAMPLE = RunFacts(
+    wall_s=1.0,
+    rows=1_000_000,
+    batches=1_000,
+    trainer_wait_s=0.5,
+    blocks=10,
+    block_rows=1_000_000,
+    read_s=1.5,
+    read_cpu_s=1.5,
+    transform_s=0.5,
+    transform_cpu_s=0.5,
+)
+EXPLANATION = Explanation(
+    name="clicks",
+    source="short run",
+    ranks=(RankSamples(rank=0, samples=(SAMPLE,) * 4, capacity=Capacity(cores=2, threads=2)),),
+    seconds=4.0,
+)
+COSTS = MeasuredCosts(
+    account={
+        "columns": [{"name": "hist_0", "cpu_s": {"cpu_s": 1.2}}, {"name": "x", "cpu_s": {"cpu_s": 0.1}}],
+        "features": [],
+    },
+    changes=(
+        DataChange(
+            kind="drop",
+            subject="hist_0",
+            how="remove hist_0 from `features`",
+            gain_s=CpuEstimate(1.2, 1.1, 1.3),
+            before_s=2.0,
+            stages={"decoding": 1.2},
+        ),
+    ),
+)
+
+
+def test_verdict_names_columns_and_advice_includes_data():
+    facts = explained_with_costs(EXPLANATION, COSTS)
+    assert "decoding hist_0" in facts["verdict"]
+    [own] = [each for each in facts["advice"] if each["kind"] == "feature"]
+    assert own["rows_ratio"] > 1.5
+    assert facts["costs"]["account"] == COSTS.account
+    assert facts["costs_skipped"] == ""
+
+
+def test_explanations_without_costs_say_why():
+    facts = explained_with_costs(EXPLANATION, None, "fits are missing")
+    assert facts["costs"] is None
+    assert facts["costs_skipped"] == "fits are missing"
+    assert not [each for each in facts["advice"] if each["kind"] == "feature"]
