@@ -47,19 +47,18 @@ class LabelValues:
             numbers = _floats(column)[self._valid]
         elif isinstance(column.dtype, pl.List):
             what, numbers = "the length of its lists", _floats(column.list.len())[self._valid]
-        counts = None
-        if self.is_binary and not column.dtype.is_nested() and distinct * _ROWS_PER_VALUE <= len(self._values):
-            counts = self._counts(column)
         found = self._by_nulls(nulls)
-        if found is None and numbers is not None:
-            found = self._by_numbers(numbers, what)
-        if found is None and counts is not None:
-            found = _by_values(*counts)
-        if numbers is None:
-            return found, None if counts is None else cramers_v(*counts)
-        finite = np.isfinite(numbers)
-        plain = not column.dtype.is_nested() and np.count_nonzero(finite) >= _LEAST_ROWS
-        return found, pearson(numbers[finite], self._values[finite]) if plain else None
+        if numbers is not None:
+            finite = np.isfinite(numbers)
+            if np.count_nonzero(finite) < _LEAST_ROWS:
+                return found, None
+            values, label = numbers[finite], self._values[finite]
+            found = found or self._by_numbers(values, label, what)
+            return found, None if column.dtype.is_nested() else pearson(values, label)
+        if not self.is_binary or column.dtype.is_nested() or distinct * _ROWS_PER_VALUE > len(self._values):
+            return found, None
+        counts = self._counts(column)
+        return found or _by_values(*counts), cramers_v(*counts)
 
     def _by_nulls(self, nulls: npt.NDArray[np.bool_]) -> str | None:
         if not self.is_binary or min(np.count_nonzero(nulls), np.count_nonzero(~nulls)) < _LEAST_CLASS:
@@ -69,11 +68,7 @@ class LabelValues:
             return None
         return f"it has values nearly only where the label is {1 if found < 0 else 0}"
 
-    def _by_numbers(self, numbers: Floats, what: str) -> str | None:
-        finite = np.isfinite(numbers)
-        if np.count_nonzero(finite) < _LEAST_ROWS:
-            return None
-        values, label = numbers[finite], self._values[finite]
+    def _by_numbers(self, values: Floats, label: Floats, what: str) -> str | None:
         if len(values) == len(self._values) and (values == label).all():
             return f"{what} is equal to the label in every row"
         if not self.is_binary:
@@ -81,10 +76,15 @@ class LabelValues:
             if found is None or abs(found) < _PEARSON:
                 return None
             return f"{what} tells the label: the correlation is {found:.5f}"
-        area = roc_area(values, label)
-        if area is None or max(area, 1 - area) < _AUC or min(np.bincount(label.astype(np.int8))) < _LEAST_CLASS:
+        _, value, rows = np.unique(values, return_inverse=True, return_counts=True)
+        ones: Floats = np.bincount(value, label, len(rows)).astype(np.float64)
+        zeros = rows.astype(np.float64) - ones
+        if min(zeros.sum(), ones.sum()) < _LEAST_CLASS:
             return None
-        return f"{what} tells the label: the area under its ROC curve is {max(area, 1 - area):.4f}"
+        area = roc_area(zeros, ones)
+        if area is not None and max(area, 1 - area) >= _AUC:
+            return f"{what} tells the label: the area under its ROC curve is {max(area, 1 - area):.4f}"
+        return _by_values(zeros, ones) if len(rows) * _ROWS_PER_VALUE <= len(values) else None
 
     def _counts(self, column: pl.Series) -> tuple[Floats, Floats]:
         """Rows with label 0 and 1 by value of a column."""
@@ -118,17 +118,13 @@ def pearson(one: Floats, other: Floats) -> float | None:
     return found if math.isfinite(size) and math.isfinite(found) else None
 
 
-def roc_area(values: Floats, label: Floats) -> float | None:
-    """The area under the ROC curve of values for a label of 0 and 1: how probably a one has the larger value, ties by
-    half (Mann and Whitney). None without ones or zeros."""
-    ones = label == 1
-    count = int(np.count_nonzero(ones))
-    others = len(label) - count
-    if not count or not others:
+def roc_area(zeros: Floats, ones: Floats) -> float | None:
+    """The area under the ROC curve, by rows with label 0 and 1 per value, ascending: how probably a one has the larger
+    value, ties by half (Mann and Whitney). None without ones or zeros."""
+    pairs = float(zeros.sum()) * float(ones.sum())
+    if not pairs:
         return None
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2  # the mean rank of equal values
-    return float((ranks[inverse[ones]].sum() - count * (count + 1) / 2) / (count * others))
+    return float(np.sum(ones * (np.cumsum(zeros) - zeros / 2))) / pairs
 
 
 def cramers_v(zeros: Floats, ones: Floats) -> float | None:

@@ -26,8 +26,7 @@ Runs = npt.NDArray[np.int64]
 
 
 def count_distinct(values: pl.Series, runs: Runs | None, table_rows: int) -> tuple[DistinctCount, pl.DataFrame]:
-    """Count the values that are not null; returns the values by frequency as well: `value`, `count`, the most frequent
-    first, equal counts by value where values have an order.
+    """Count the values that are not null; returns each with its count as well: `value`, `count`, in any order.
 
     runs: int64 [values], the run of the sample that each is of (None: all rows of the table were read).
     """
@@ -36,8 +35,7 @@ def count_distinct(values: pl.Series, runs: Runs | None, table_rows: int) -> tup
     if not is_value.all():
         values = values.filter(is_value)
         runs = None if runs is None else runs[is_value.to_numpy()]
-    counts = values.value_counts(name="count").sort("count", descending=True)
-    counts = _ties_by_value(counts)
+    counts = values.value_counts(name="count")
     sample = counts.height
     once = int((counts["count"] == 1).sum())
     table, error = sample, 0.0
@@ -49,9 +47,14 @@ def count_distinct(values: pl.Series, runs: Runs | None, table_rows: int) -> tup
 
 
 def frequent_values(counts: pl.DataFrame, *, shown: bool) -> tuple[FrequentValue, ...]:
-    """The shares of the most frequent values, of `count_distinct`'s counts. shown: with the values, as text."""
-    total = int(counts["count"].sum())
-    top = counts.head(_FREQUENT)
+    """The shares of the most frequent values, of `count_distinct`'s counts; equal ones in the order of values. shown:
+    with the values, as text."""
+    if not counts.height:
+        return ()
+    sizes = counts["count"].to_numpy()
+    total, rank = int(sizes.sum()), max(len(sizes) - _FREQUENT, 0)
+    most = counts.filter(pl.Series(sizes >= np.partition(sizes, rank)[rank]))
+    top = most.sort("count", "value", descending=[True, False]).head(_FREQUENT)
     names: list[str] | list[None] = _texts(top["value"]) if shown else [None] * top.height
     return tuple(
         FrequentValue(share=count / total, value=name)
@@ -64,16 +67,6 @@ def _texts(values: pl.Series) -> list[str]:
     if values.dtype == pl.Binary:
         return [value.decode(errors="replace") for value in values.to_list()]
     return values.cast(pl.String).to_list() if values.dtype.is_temporal() else [str(each) for each in values.to_list()]
-
-
-def _ties_by_value(counts: pl.DataFrame) -> pl.DataFrame:
-    """The counts with the few most frequent values in a fixed order."""
-    top = counts.head(_FREQUENT)
-    if not counts.height or counts["value"].dtype.is_nested():
-        return counts
-    tied = counts.filter(pl.col("count") >= top["count"][-1])
-    tied = tied.sort("count", "value", descending=[True, False])
-    return pl.concat([tied, counts.filter(pl.col("count") < top["count"][-1])])
 
 
 def _estimate(values: pl.Series, runs: Runs, sample: int) -> tuple[int, float]:

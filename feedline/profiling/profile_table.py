@@ -204,7 +204,7 @@ def _sessions(
     progress: ReportProgress,
 ) -> tuple[SessionCandidate, ...]:
     sample = taken.sample
-    sampled = set(sample.rows.column_names)  # once: Arrow lists the names anew for each use
+    sampled = set(sample.rows.column_names)
     read = [column for column in columns if column.name in sampled]
     names = candidate_columns(read, sample.rows.num_rows)
     if chosen is not None and sample.rows.num_rows:

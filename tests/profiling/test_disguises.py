@@ -92,8 +92,12 @@ def test_correlations_are_pearsons_and_cramers():
 def test_the_area_is_mann_and_whitneys():
     values = np.round(NOISE + LABEL, 1)
     expected = scipy.stats.mannwhitneyu(values[LABEL == 1], values[LABEL == 0]).statistic
-    assert roc_area(values, LABEL) == pytest.approx(expected / (LABEL.sum() * (4000 - LABEL.sum())))
-    assert roc_area(values, np.zeros(4000)) is None
+    distinct = np.unique(values)
+    zeros, ones = (
+        np.array([np.count_nonzero((values == value) & (one == LABEL)) for value in distinct], float) for one in (0, 1)
+    )
+    assert roc_area(zeros, ones) == pytest.approx(expected / (LABEL.sum() * (4000 - LABEL.sum())))
+    assert roc_area(zeros, np.zeros(len(zeros))) is None
 
 
 def test_uncertainty_is_mutual_information_by_entropy():

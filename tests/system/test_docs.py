@@ -40,6 +40,7 @@ WITH_FENCES = (
     "docs/serving.md",
     "docs/clusters.md",
     "docs/dedup.md",
+    "docs/explain.md",
     "docs/editors.md",
 )
 

@@ -15,7 +15,13 @@ from feedline.commands.display.consoles import say
 from feedline.profiling.table_facts import ColumnProfile, DistinctCount, Histogram, PartitionKey, TableFacts
 
 _MAX_COLUMNS = 200  # lines of the table of columns
-_WIDE, _MEDIUM = 140, 90  # columns of a terminal from which on all cells fit, or most
+# Cells that are shown only on a terminal of so many columns, or more.
+_FROM_WIDTH = {
+    140: frozenset({"type", "B/row", "median"}),
+    110: frozenset({"min", "max", "length"}),
+    90: frozenset({"role"}),
+    70: frozenset({"notes"}),
+}
 _LISTED = 3  # candidates, groups and files that are named
 _SECONDS = 19  # characters of a time in ISO 8601, up to its seconds
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -76,9 +82,8 @@ def _columns_table(facts: TableFacts, width: int) -> Table:
         "B/row": lambda column: "" if column.bytes_per_row is None else f"{column.bytes_per_row:.2f}",
         "notes": lambda column: "; ".join(notes_of(column)),
     }
-    if width < _WIDE:
-        kept = {"column", "null", "distinct", "distribution"} | ({"role", "notes"} if width >= _MEDIUM else set())
-        cells = {name: cell for name, cell in cells.items() if name in kept}
+    gone = frozenset[str]().union(*(names for least, names in _FROM_WIDTH.items() if width < least))
+    cells = {name: cell for name, cell in cells.items() if name not in gone}
     table = Table(title="columns", title_justify="left", caption_justify="left")
     left = {"column", "type", "role", "distribution", "notes"}
     for name in cells:
@@ -122,7 +127,8 @@ def ends_of(column: ColumnProfile) -> tuple[str, str]:
     """The least and the greatest number or time, as text."""
     if column.numbers is not None:
         return number_of(column.numbers.min), number_of(column.numbers.max)
-    return (column.first or "")[:_SECONDS], (column.last or "")[:_SECONDS]
+    first, last = ((end or "")[:_SECONDS].replace("T", " ") for end in (column.first, column.last))
+    return first, last
 
 
 def _median(column: ColumnProfile) -> str:

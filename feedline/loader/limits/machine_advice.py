@@ -98,7 +98,7 @@ def _more_threads(
             yield _advice(
                 "threads", limits, limits.with_capacity({"threads": needed}), noise,
                 change=f"cluster: {{threads: {needed}}}",
-                reason=f"its {capacity.threads} threads wait, for the store or within ops, and leave cores idle",
+                reason="block threads wait, for the store or within ops, and leave cores idle",
                 caveat="a store that slows down with more requests gives less",
             )  # fmt: skip
         return
