@@ -75,7 +75,7 @@ def explain(
         else:
             found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
     cost_s = cost_s if cost_s is not None else ATTACHED_S if attached else ALONE_S
-    facts = explained_with_costs(found, *_costs(pipeline, values, spec, cost_s, stop))
+    facts = explained_with_costs(found, *_costs(pipeline, values, spec, cost_s, attached, stop))
     if html is not None:
         html.write_text(explain_page(facts), encoding="utf-8")
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
@@ -96,13 +96,15 @@ def _check_options(attached: bool, last: bool, step_s: float | None, headspace: 
 
 
 def _costs(
-    pipeline: Path, values: dict[str, object], spec: PipelineSpec, budget_s: float, stop: Stop
+    pipeline: Path, values: dict[str, object], spec: PipelineSpec, budget_s: float, attached: bool, stop: Stop
 ) -> tuple[MeasuredCosts | None, str]:
     """What features cost; or None, and why."""
     if budget_s == 0 or stop():
         return None, "not measured"
     try:
-        return measure_apart(spec, str(pipeline.absolute()), values, budget_s=budget_s, stop=stop), ""
+        return measure_apart(
+            spec, str(pipeline.absolute()), values, budget_s=budget_s, attached=attached, stop=stop
+        ), ""
     except FeedlineError as error:
         return None, str(error)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from feedline.explain.costs.cost_process import MeasuredCosts
 from feedline.explain.costs.cpu_time import CpuEstimate
 from feedline.explain.costs.data_changes import DataChange
@@ -59,3 +61,14 @@ def test_explanations_without_costs_say_why():
     assert facts["costs"] is None
     assert facts["costs_skipped"] == "fits are missing"
     assert not [each for each in facts["advice"] if each["kind"] == "feature"]
+
+
+def test_measured_advice_replaces_what_a_rule_says():
+    capacity = Capacity(cores=2, threads=2, epochs=4)
+    explanation = replace(EXPLANATION, ranks=(replace(EXPLANATION.ranks[0], capacity=capacity),))
+    by_rule = explained_with_costs(explanation, None)["advice"]
+    assert "cache" in {each["kind"] for each in by_rule}
+    costs = replace(COSTS, changes=(replace(COSTS.changes[0], kind="cache", how="cache: {dir: FOLDER}"),))
+    found = [each for each in explained_with_costs(explanation, costs)["advice"] if each["kind"] == "cache"]
+    assert len(found) == 1
+    assert found[0]["cpu_interval"] is not None

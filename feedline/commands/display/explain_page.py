@@ -111,11 +111,12 @@ def _waits(samples: Sequence[Facts]) -> Markup:
     busy = [sample for sample in samples if sample.get("wall_s")]
     if not busy:
         return Markup("")
-    times = [0.0, *accumulate(sample["wall_s"] for sample in busy)]
+    ends = list(accumulate(sample["wall_s"] for sample in busy))
+    times = [each for pair in zip([0.0, *ends], ends, strict=False) for each in pair]  # a sample is a step
 
     def share(name: str) -> list[float]:
         shares = [min(max((sample.get(name) or 0.0) / sample["wall_s"], 0.0), 1.0) for sample in busy]
-        return [*shares, shares[-1]]
+        return [each for each in shares for _ in range(2)]
 
     trainer, feeder = share("trainer_wait_s"), share("wait_slots_s")
     feeder = [min(each, 1 - own) for each, own in zip(feeder, trainer, strict=True)]

@@ -40,7 +40,7 @@ p{{margin:.4em 0;max-width:78ch;overflow-wrap:anywhere}}
 .wide{{overflow-x:auto;margin:.8em 0}}
 table{{border-collapse:collapse;font-size:.92rem;min-width:50%}}
 th,td{{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}}
-td{{overflow-wrap:anywhere}} td:first-child{{min-width:7ch}}
+td{{overflow-wrap:anywhere}} td:first-child{{min-width:11ch}}
 th{{color:var(--quiet);font-weight:600;white-space:nowrap}}
 .n{{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}}
 code,pre{{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}}

@@ -95,7 +95,7 @@ def measure_decoding(
     works += [partial(decode, beside, (nothing, name)) for name in names]
     works += [partial(decode, beside, (nothing, *rest))] if rest else []
     seconds = measure_in_turn(works, budget, rounds=rounds) * sample.per_million
-    alone = [estimate(seconds[:, index] - seconds[:, 1]) for index in range(2, len(works))]
+    alone = [estimate(seconds[:, index] - seconds[:, 1]).positive() for index in range(2, len(works))]
     stored = stored_as(sample.requests[0].pieces[0].fragment, compiled.columns, compiled.schema)
     costs = dict(zip(names, alone, strict=False))
     if rest:

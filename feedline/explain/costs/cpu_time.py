@@ -31,6 +31,10 @@ class CpuEstimate:
         """The same for more or fewer rows."""
         return CpuEstimate(self.cpu_s * factor, self.low * factor, self.high * factor)
 
+    def positive(self) -> CpuEstimate:
+        """The same without negative seconds, which are noise of what costs next to nothing."""
+        return CpuEstimate(max(self.cpu_s, 0.0), max(self.low, 0.0), max(self.high, 0.0))
+
     def plus(self, other: CpuEstimate) -> CpuEstimate:
         """The sum, with the sum of the intervals."""
         return CpuEstimate(self.cpu_s + other.cpu_s, self.low + other.low, self.high + other.high)

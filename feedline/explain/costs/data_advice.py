@@ -23,8 +23,9 @@ _KINDS: Mapping[str, AdviceKind] = {
     "row_groups": "row_groups",
     "op": "op",
 }
-_NAMED = 2  # features or ops of a stage, in a verdict
-_LEAST_PART = 0.2  # of a stage, for the second one to be named
+_MOST_NAMED = 2  # columns, ops or features of a stage, in a verdict
+_ENOUGH = 0.75  # of a stage: what takes so much is named alone
+_LEAST_PART = 0.2  # of a stage, to be named
 
 
 def advice_on_data(changes: Sequence[DataChange], facts: RunFacts, capacity: Capacity) -> list[Advice]:
@@ -118,6 +119,10 @@ def _largest(parts: Mapping[str, float]) -> tuple[str, float] | None:
     total = sum(max(each, 0.0) for each in parts.values())
     if total <= 0:
         return None
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    named = [ordered[0], *(each for each in ordered[1:_NAMED] if each[1] >= _LEAST_PART * total)]
-    return " and ".join(name for name, _ in named), sum(part for _, part in named) / total
+    named, share = list[str](), 0.0
+    for name, part in sorted(parts.items(), key=lambda item: -item[1])[:_MOST_NAMED]:
+        if share >= _ENOUGH or part < _LEAST_PART * total:
+            break
+        named.append(name)
+        share += part / total
+    return (" and ".join(named), share) if named else None

@@ -71,6 +71,8 @@ def judge(
     share = _noise(interval, facts.rows_per_s)
     trainer = limits.get("trainer")
     own = machine_advice(limits, facts, capacity, limit, share) if limit.name != "trainer" else ()
+    measured = {each.kind for each in advice}  # on blocks, which is better than by a rule
+    own = [each for each in own if each.kind not in measured]
     return Verdict(
         sentence=_sentence(limits, limit, others, facts, capacity, parts or {}),
         limit=limit.name,

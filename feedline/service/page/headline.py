@@ -36,7 +36,7 @@ def _capacity(slowest: LimitedRank) -> Capacity:
     own = feeder.form in _OWN_CORES
     threads = stats.threads or max(1, feeder.threads // max(1, len(feeder.ranks)))
     return Capacity(
-        cores=feeder.cores if own else max(feeder.cores, threads),
+        cores=feeder.cores if own else float(threads),
         threads=threads,
         workers=feeder.workers,
         form=feeder.form,

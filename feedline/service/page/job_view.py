@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from feedline.service.page.status_history import RankRates, StatusHistory, ring_
 
 # A rank is the straggler if its trainer waits for this much more of the time than the median rank's.
 _STRAGGLER_SHARE = 0.05
-_DECISIONS = 8
+_DECISIONS = 3  # of each topic: those of windows are many
 _EPOCH = " in epoch "  # what follows of a warning changes from epoch to epoch
 
 
@@ -169,11 +170,18 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
         lost=sum(status.lost for status in statuses),
         regained=sum(status.regained for status in statuses),
         slowest=_slowest(history, statuses),
-        decisions=tuple(sorted(decisions, key=lambda each: each.at_s, reverse=True)[:_DECISIONS]),
+        decisions=_last_decisions(decisions),
         plan=next((rank.plan for rank in ranks if rank.plan is not None), None),
         findings=_findings(ranks),
         errors=tuple(SourcedText(f"rank {rank.rank}", rank.error) for rank in ranks if rank.error),
     )
+
+
+def _last_decisions(decisions: Sequence[FeederDecision]) -> tuple[FeederDecision, ...]:
+    """The newest ones of each topic, the newest first."""
+    newest = sorted(decisions, key=lambda each: each.at_s, reverse=True)
+    kept = [[each for each in newest if each.topic == topic][:_DECISIONS] for topic in {each.topic for each in newest}]
+    return tuple(sorted(chain.from_iterable(kept), key=lambda each: each.at_s, reverse=True))
 
 
 def _findings(ranks: Sequence[RankStatus]) -> tuple[SourcedText, ...]:

@@ -10,6 +10,7 @@ from costly_tables import costly_pipeline
 
 from feedline import Pipeline
 from feedline.errors import PlanError
+from feedline.explain.costs import cost_process
 from feedline.explain.costs.cost_process import MeasuredCosts, largest_source, measure_apart, measure_plan
 from feedline.spec import load_spec
 
@@ -42,3 +43,10 @@ def test_stopped_measurements_end_at_once(tmp_path: Path):
     path = costly_pipeline(tmp_path, rows=512, row_group_rows=512, list_mean=2, files=1)
     with pytest.raises(PlanError, match="stopped"):
         measure_apart(load_spec(path, {}), str(path), {}, budget_s=1e6, stop=lambda: True)
+
+
+def test_busy_runs_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = costly_pipeline(tmp_path, rows=512, row_group_rows=512, list_mean=2, files=1)
+    monkeypatch.setattr(cost_process, "_MOST_S", 0.0)
+    with pytest.raises(PlanError, match="the run left too little CPU"):
+        measure_apart(load_spec(path, {}), str(path), {}, budget_s=1e6, attached=True)

@@ -95,3 +95,8 @@ def test_stages_name_what_takes_most():
         ],
     }
     assert stage_parts(costs) == {"decoding": ("a and b", 0.8), "ops": ("ngram of x", 0.9)}
+
+
+def test_many_alike_are_not_named():
+    columns = [{"name": f"c{number}", "cpu_s": {"cpu_s": 1.0}} for number in range(6)]
+    assert stage_parts({"columns": columns, "features": []}) == {}

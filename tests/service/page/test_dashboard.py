@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from urllib.request import urlopen
 
 import pytest
 from page_statuses import status_at
+from pipelines import eventually
 from served_page import served_page
 
 
@@ -44,6 +46,20 @@ def test_statuses_are_asked_for_once_a_second_for_all_viewers(monkeypatch: pytes
         for _ in range(3):
             urlopen(address, timeout=60).close()
         assert len(asked) == 1
+
+
+@pytest.mark.nightly  # a session lives for 15 s without a viewer
+def test_without_viewers_nothing_is_asked():
+    asked: list[float] = []
+
+    def statuses() -> list[object]:
+        asked.append(time.monotonic())
+        return []
+
+    with served_page(statuses) as address:  # type: ignore[arg-type]
+        urlopen(address, timeout=60).close()
+        eventually(lambda: len(asked) > 5)
+        eventually(lambda: time.monotonic() - asked[-1] > 5)
 
 
 def test_nothing_is_loaded_before_a_page_is_opened():

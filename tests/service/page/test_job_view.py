@@ -8,7 +8,7 @@ import pytest
 from page_statuses import START_S, rank_at, status_at, troubled
 
 from feedline.loader.encoding.cache_counts import CacheCounts
-from feedline.loader.wire.run_status import FeederStatus
+from feedline.loader.wire.run_status import FeederDecision, FeederStatus
 from feedline.service.page.job_view import JobView, view_job
 from feedline.service.page.status_history import StatusHistory
 
@@ -129,3 +129,10 @@ def test_a_warning_of_every_epoch_and_rank_is_one_line():
     ranks = [replace(rank, findings=(text.format(0), text.format(1), "other")) for rank in status.ranks]
     view = view_of([replace(status, ranks=tuple(ranks))])
     assert view.findings == (("ranks 0, 1, 2, 3 and 2 more", text.format(1)), ("ranks 0, 1, 2, 3 and 2 more", "other"))
+
+
+def test_decisions_about_windows_leave_room_for_others():
+    windows = [FeederDecision(at_s=START_S + each, topic="window", text=str(each)) for each in range(40)]
+    workers = FeederDecision(at_s=START_S - 100, topic="workers", text="6 workers")
+    view = view_of([replace(status_at(10), decisions=(workers, *windows))])
+    assert [each.text for each in view.decisions] == ["39", "38", "37", "6 workers"]
