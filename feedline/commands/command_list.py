@@ -15,6 +15,10 @@ import typer.core
 
 # Commands that are declared in modules of their own: module and first sentence of the help.
 ELSEWHERE = {
+    "init": (
+        "feedline.commands.begin.init",
+        "Look at a table, and write a commented pipeline.yaml and a train.py that runs.",
+    ),
     "check": (
         "feedline.commands.check",
         "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",

@@ -243,6 +243,8 @@ def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str |
         for column in columns
         if column.disguise is not None
     ]
+    if label is not None and label in {each.name for each in columns if each.role not in ("numeric", "category")}:
+        found.append(f"column {label!r} was not compared with others: labels are numbers or Booleans")
     if (ignored := taken.snapshot.ignored) > 0:
         found.append(f"{ignored:,} files with other suffixes than Parquet's are no part of the table")
     return found

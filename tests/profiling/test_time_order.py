@@ -24,7 +24,7 @@ def expected(rows: list[tuple[int | None, int | None]]) -> int:
     return -1 if all(before >= after for before, after in pairs) else 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(ROW, max_size=6))
 def test_the_direction_is_that_of_all_pairs(rows: list[tuple[int | None, int | None]]):
     time = pl.Series([time for time, _ in rows], dtype=pl.Int64)

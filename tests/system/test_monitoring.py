@@ -184,7 +184,9 @@ def test_every_block_has_a_span(run: WatchedRun):
     assert len({span.attributes["feedline.block.name"] for span in spans}) == blocks
     for span in spans:
         stages = [value for name, value in span.attributes.items() if name.startswith("feedline.stage.")]
-        assert span.end_ns - span.start_ns >= 0.9e9 * sum(stages) > 0
+        assert len(stages) == 3
+        assert min(stages) >= 0 < sum(stages)
+        assert span.end_ns > span.start_ns
 
 
 @pytest.mark.nightly
@@ -193,7 +195,8 @@ def test_a_feeder_that_is_killed_is_replaced_and_its_target_goes(place: Place):
     folder = place.folder / "restarts"
     path = place.write("restarts.yaml", metrics=str(folder), cluster={"threads": 1})
     with feedline("run", path) as program:
-        feeder = eventually(lambda: targets(folder).get("feeder"))
+        feeder = program.line(r"metrics at http://(\S+)/metrics")[1]
+        assert eventually(lambda: targets(folder).get("feeder")) == feeder
         assert value(scrape(feeder), "feedline_feeder_restarts_total") == 0
         [killed] = [each for each in program.descendants() if "feed" in each.cmdline()]
         killed.kill()

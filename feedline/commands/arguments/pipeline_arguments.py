@@ -24,3 +24,8 @@ Source = Annotated[
     typer.Option(metavar="NAME", help="One of the pipeline's `sources` alone.", autocompletion=complete_source),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+
+def names_pipeline(text: str) -> bool:
+    """Whether an argument that may be a table names a pipeline.yaml."""
+    return text.endswith((".yaml", ".yml"))

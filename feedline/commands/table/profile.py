@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from feedline.commands.arguments.pipeline_arguments import AsJson, Source
+from feedline.commands.arguments.pipeline_arguments import AsJson, Source, names_pipeline
 from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.table.drift_tables import print_drift
@@ -97,7 +97,7 @@ def _end(drift: TableDrift, limit: float, console: Console) -> None:
 
 def _options(table: str, source: str | None) -> tuple[_Names, ProfileOptions]:
     """The files of a table, or of a pipeline's, and how to read them."""
-    if not _names_pipeline(table):
+    if not names_pipeline(table):
         if source is not None:
             raise SpecError("--source names one of a pipeline's tables: got a table. Name a pipeline.yaml")
         return table, ProfileOptions()
@@ -125,7 +125,7 @@ def _comparison(
 ) -> tuple[_Names, _Names, ProfileOptions, ProfileOptions] | None:
     """The arguments of `compare_tables`; None for the profile of one table."""
     if fit:
-        if compare is not None or not _names_pipeline(table):
+        if compare is not None or not names_pipeline(table):
             raise SpecError("--fit compares the rows of one pipeline.yaml: got another table. Leave out --compare")
         seen = _spec(table, source).fit.where or options.where
         read = options.where if other_where is None else other_where
@@ -146,10 +146,6 @@ def _comparison(
 def _spec(path: str, source: str | None) -> PipelineSpec:
     pipeline = Pipeline.from_yaml(path)
     return (pipeline if source is None else pipeline.of_source(source)).spec
-
-
-def _names_pipeline(text: str) -> bool:
-    return text.endswith((".yaml", ".yml"))
 
 
 def _split(text: str) -> tuple[str, ...]:

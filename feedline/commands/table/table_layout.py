@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from feedline.commands.arguments.completions import complete_words
-from feedline.commands.arguments.pipeline_arguments import AsJson
+from feedline.commands.arguments.pipeline_arguments import AsJson, names_pipeline
 from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError
@@ -136,7 +136,7 @@ def usage(
 ) -> None:
     """Show what runs of Feedline read of a table: columns, bytes, partitions."""
     with ProgressLine():
-        if _is_pipeline(table):
+        if names_pipeline(table):
             pipeline = Pipeline.from_yaml(table)
             pipeline = pipeline if source is None else pipeline.of_source(source)
             snapshot, work_dir = pipeline.snapshot(), pipeline.spec.work_dir  # the files of its runs
@@ -170,7 +170,7 @@ def _run_optimize(
 
 def _projection_columns(text: str, table: Table) -> tuple[str, ...]:
     """The columns of a list of names, or those that a pipeline reads from files."""
-    if not _is_pipeline(text):
+    if not names_pipeline(text):
         return _names("--projection", text)
     spec, snapshot = load_spec(Path(text), {}), table.snapshot()
     tables = [source_names(each.source.table, "hive") for each in spec.per_source()]
@@ -182,10 +182,6 @@ def _projection_columns(text: str, table: Table) -> tuple[str, ...]:
     }
     read = set(source_columns(snapshot.schema, sorted(needed)))
     return tuple(name for name in snapshot.file_columns if name in read)
-
-
-def _is_pipeline(text: str) -> bool:
-    return text.endswith((".yaml", ".yml"))
 
 
 def _names(option: str, text: str, *, ranges: bool = False) -> tuple[str, ...]:

@@ -117,6 +117,7 @@ def serve_metrics(
         if spec.folder is not None:
             target = MetricsTarget(spec.folder, address, target_labels(labels))
             stack.callback(target.remove)
+        logger.setLevel(logging.INFO)  # where it is asked for, a free port is news, in feeders too
         logger.info("metrics at http://%s/metrics", address)
         yield MetricServer(address)
 

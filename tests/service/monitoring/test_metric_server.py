@@ -83,6 +83,11 @@ def test_other_paths_are_not_found_and_the_server_goes_on_after_an_error():
         assert get(server.address)[0] == 200
 
 
+def test_the_address_is_logged(caplog: pytest.LogCaptureFixture):
+    with serve_metrics(ANY, StateCollector(METRICS, lambda: [1.0]), {}) as server:
+        assert [record.getMessage() for record in caplog.records] == [f"metrics at http://{server.address}/metrics"]
+
+
 def test_a_taken_port_is_an_error_that_names_the_folder():
     with serve_metrics(ANY, StateCollector(METRICS, lambda: [1.0]), {}) as server:
         spec = MetricsSpec(listen=server.address)

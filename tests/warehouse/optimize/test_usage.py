@@ -229,7 +229,6 @@ def test_optimize_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot
     options = ["--cluster-by", "session", "--sort-by", "ts", "--projection", "word,ids", "--threads", 1]
     text = invoke("optimize", snapshot.uri, tmp_path / "out", *options).stdout
     for words in (
-        "3 of 3 partitions to write",
         "ids.list.element",
         "requests per row group",
         "3 partitions written in",

@@ -1,0 +1,143 @@
+"""Choose what becomes of each column: a feature, some features, or none, with the reason.
+
+Pure. Columns are left out that say nothing (constant, all null), that name the row, that say what the label is, or that
+no op reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from feedline.commands.begin.choices.id_choice import choose_boolean, choose_ids
+from feedline.commands.begin.choices.list_choice import choose_list
+from feedline.commands.begin.choices.number_choice import choose_indicator, choose_number
+from feedline.commands.begin.choices.time_choice import choose_times
+from feedline.commands.begin.figures import percent
+from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
+from feedline.commands.begin.quoting import column_expr, feature_name, string_literal
+from feedline.profiling.table_facts import ColumnProfile, TableFacts
+
+_MOSTLY_NULL = 0.98
+_OTHER_LABEL = 0.7  # the score from which another candidate for the label is taken for one
+
+
+def choose_columns(
+    facts: TableFacts, *, label: str, time: str | None, session: str | None, split_by: str | None
+) -> tuple[list[PlannedFeature], list[LeftOut]]:
+    """The features and the columns left out, in the table's order. label, time, session: their columns. split_by: the
+    partition key that tells held-out rows from others."""
+    taken = {feature_name(label, set())}
+    outcomes = {each.column: each.reason for each in facts.labels if each.score >= _OTHER_LABEL}
+    features: list[PlannedFeature] = []
+    left_out: list[LeftOut] = []
+    for column in facts.columns:
+        if column.name == label:
+            continue
+        reason = _uninformative(column) or _beside(column, session, split_by) or _telltale(column, outcomes)
+        found = _choose(column, facts, taken)
+        if reason is not None:
+            enable = next(iter(found), None) if isinstance(found, list) else found.enable
+            left_out.append(LeftOut(column=column.name, reason=reason, enable=None if column.all_null else enable))
+        elif isinstance(found, LeftOut):
+            left_out.append(found)
+        else:
+            features += [replace(each, rank=_rank(column)) for each in found]
+    return features, left_out
+
+
+def _uninformative(column: ColumnProfile) -> str | None:
+    if column.all_null:
+        return "null in every row"
+    if column.constant and not column.null_rate:
+        return "constant"
+    if column.constant and column.role in ("nested", "unsupported"):
+        return "constant, or null"
+    if column.null_rate is not None and column.null_rate >= _MOSTLY_NULL:
+        return f"null in {percent(column.null_rate)} of the rows"
+    return None
+
+
+def _beside(column: ColumnProfile, session: str | None, split_by: str | None) -> str | None:
+    if column.name == split_by:
+        return "separates training from held-out rows, whose values are never seen in training"
+    if column.name == session:
+        return "the session: it keeps rows together, and new sessions have new values"
+    return None
+
+
+def _telltale(column: ColumnProfile, outcomes: dict[str, str]) -> str | None:
+    if column.disguise is not None:
+        return f"the label in disguise: {column.disguise}"
+    if column.name in outcomes:
+        return f"may be another outcome, known only after the label ({outcomes[column.name]})"
+    return None
+
+
+def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[PlannedFeature] | LeftOut:
+    """The features of a column by its role, with names that are free, and are taken from now on."""
+    candidate = next((each for each in facts.times if each.column == column.name), None)
+    is_time = column.role == "time" or column.type.startswith(("time32", "time64", "duration"))
+    if is_time or (candidate is not None and candidate.unit is not None and column.time_like):
+        found = choose_times(column, candidate)
+        if not found:
+            return LeftOut(column=column.name, reason="a time without a part that comes again")
+        return [replace(each, name=feature_name(column.name + end, taken)) for end, each in found]
+    if column.role == "nested":
+        return _nested(column)
+    if column.role == "unsupported":
+        return LeftOut(column=column.name, reason=column.reason or f"no op reads {column.type}")
+    if column.rows == 0:
+        return LeftOut(column=column.name, reason="not sampled")
+    if column.role == "numeric":
+        number = replace(choose_number(column), name=feature_name(column.name, taken))
+        indicator = choose_indicator(column)
+        if indicator is None:
+            return [number]
+        return [number, replace(indicator, name=feature_name(f"{column.name}_is_null", taken))]
+    chosen = _one(column)
+    if isinstance(chosen, LeftOut):
+        enable = chosen.enable
+        return replace(chosen, enable=enable and replace(enable, name=feature_name(column.name, taken)))
+    return [replace(chosen, name=feature_name(column.name, taken))]
+
+
+def _one(column: ColumnProfile) -> PlannedFeature | LeftOut:
+    if column.role == "list":
+        return choose_list(column)
+    return choose_boolean(column) if column.type == "bool" else choose_ids(column)
+
+
+def _nested(column: ColumnProfile) -> LeftOut:
+    """A struct or a map, with the expression that would read a part of it."""
+    name = column_expr(column.name)
+    reason = column.reason or column.type
+    if column.type.startswith("struct<"):
+        field = column.type.removeprefix("struct<").split(":", 1)[0]
+        return LeftOut(column=column.name, reason=reason, enable=_part_of(column, f"{name}[{string_literal(field)}]"))
+    if column.type.startswith("map<"):
+        key = "1" if column.type.removeprefix("map<").startswith(("int", "uint")) else string_literal("KEY")
+        return LeftOut(column=column.name, reason=reason, enable=_part_of(column, f"{name}[{key}]"))
+    return LeftOut(column=column.name, reason=reason)
+
+
+def _part_of(column: ColumnProfile, expr: str) -> PlannedFeature:
+    return PlannedFeature(
+        name=column.name, group="dense", column=column.name, expr=expr, ops=("standardize", {"fill_null": 0})
+    )
+
+
+def _rank(column: ColumnProfile) -> float:
+    """Columns that say more about the label come first, then those with fewer nulls."""
+    return (column.null_rate or 0.0) - 2 * abs(column.correlation or 0.0)
+
+
+def keep_best(features: Iterable[PlannedFeature], most: int) -> tuple[list[PlannedFeature], list[PlannedFeature]]:
+    """The `most` features of the least rank, and the others, each in the table's order."""
+    listed = list(features)
+    order = sorted(range(len(listed)), key=lambda index: (listed[index].rank, index))
+    kept = set(order[:most])
+    return (
+        [each for index, each in enumerate(listed) if index in kept],
+        [each for index, each in enumerate(listed) if index not in kept],
+    )

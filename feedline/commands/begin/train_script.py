@@ -1,0 +1,41 @@
+"""Write `train.py`: a program that trains on the planned pipeline, with the label and the held-out rows filled in.
+
+Pure but for reading the program's text, which is a file of the package.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from feedline.commands.begin.init_plan import InitPlan
+from feedline.commands.begin.quoting import string_literal
+
+_PROGRAM = Path(__file__).with_name("train.py.txt")
+
+
+def train_script(plan: InitPlan) -> str:
+    """The text of train.py."""
+    label = plan.label
+    text = _PROGRAM.read_text(encoding="utf-8")
+    for name, value in (
+        ("LABEL", _string(label.feature.name)),
+        ("TASK", _string(label.task)),
+        ("CLASSES", repr(label.classes)),
+        ("MEAN, STD", f"{label.mean!r}, {label.std!r}"),
+        ("HELD_OUT", "None" if plan.held_out_where is None else _string(plan.held_out_where)),
+    ):
+        text = _with_value(text, name, value)
+    return text
+
+
+def _string(text: str) -> str:
+    """A literal in double quotes, unless the string contains some."""
+    return repr(text) if '"' in text else string_literal(text)
+
+
+def _with_value(text: str, name: str, value: str) -> str:
+    """The text with the value of a constant, whose line may end in a comment."""
+    found = re.search(rf"^{name} = (?P<value>.*?)(?=  # |$)", text, re.MULTILINE)
+    assert found is not None, name
+    return text[: found.start("value")] + value + text[found.end("value") :]

@@ -1,0 +1,97 @@
+"""What becomes of each column, and why some become nothing."""
+
+from __future__ import annotations
+
+import pytest
+from profiles import binary, column, distinct, table
+
+from feedline.commands.begin.choices.column_choice import choose_columns, keep_best
+from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
+from feedline.profiling.table_facts import ColumnProfile, LabelCandidate
+
+
+def chosen(*columns: ColumnProfile, **others: object) -> tuple[list[PlannedFeature], list[LeftOut]]:
+    facts = table(binary(), *columns, **{key: value for key, value in others.items() if key == "labels"})
+    roles = {"label": "clicked", "time": None, "session": None, "split_by": None}
+    return choose_columns(facts, **{**roles, **{key: value for key, value in others.items() if key in roles}})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (column("a", null_rate=1.0), "null in every row"),
+        (column("a", constant=True), "constant"),
+        (column("a", null_rate=0.985), "null in 98 % of the rows"),
+        (column("a", disguise="AUC 1.0000 with the label"), "the label in disguise: AUC 1.0000 with the label"),
+        (column("a", "unsupported", "decimal256(60, 2)", reason="no frame holds it"), "no frame holds it"),
+        (column("a", "nested", "struct<x y: int64>"), "struct<x y: int64>"),
+        (column("a", rows=0), "not sampled"),
+    ],
+)
+def test_columns_that_are_left_out(facts: ColumnProfile, reason: str):
+    features, [left] = chosen(facts)
+    assert not features
+    assert left.reason == reason
+
+
+def test_parts_of_structs_and_maps_are_shown():
+    _, left = chosen(
+        column("s t", "nested", "struct<x y: int64>"),
+        column("m", "nested", "map<int32, float>"),
+        column("n", "nested", "map<string, float>"),
+        column("l", "nested", "list<element: list<element: int64>>"),
+    )
+    assert [each.enable and each.enable.expr for each in left] == [
+        'col("s t")["x y"]',
+        "m[1]",
+        'n["KEY"]',
+        None,
+    ]
+
+
+def test_a_constant_beside_nulls_stays():
+    features, left = chosen(column("flag", "category", "int64", constant=True, null_rate=0.5, vocabulary=distinct(1)))
+    assert [each.name for each in features] == ["flag"]
+    assert not left
+
+
+def test_roles_are_no_features():
+    features, left = chosen(
+        column("s", "category", "int64"), column("d", "category", "int64"), session="s", split_by="d"
+    )
+    assert not features
+    assert [each.reason.split(",")[0].split(":")[0] for each in left] == [
+        "the session",
+        "separates training from held-out rows",
+    ]
+
+
+def test_other_outcomes_are_left_out():
+    labels = (
+        LabelCandidate(column="clicked", score=0.8, reason="named clicked"),
+        LabelCandidate(column="bought", score=0.8, reason="named bought"),
+        LabelCandidate(column="flag", score=0.3, reason="0 and 1"),
+    )
+    features, [left] = chosen(binary("bought"), binary("flag"), labels=labels)
+    assert [each.name for each in features] == ["flag"]
+    assert left.reason == "may be another outcome, known only after the label (named bought)"
+
+
+def test_names_of_several_features_of_a_column_are_free():
+    stamp = {"role": "time", "kind": "timestamp[us]", "first": "2026-01-01T01:00:00", "last": "2026-05-01T02:00:00"}
+    features, _ = chosen(
+        column("t_hour", null_rate=0.3),
+        column("t", **stamp),
+        column("t_hour_is_null"),
+    )
+    assert len({each.name for each in features}) == 5
+    assert {"t_hour", "t_hour_2", "t_weekday", "t_hour_is_null", "t_hour_is_null_2"} == {each.name for each in features}
+
+
+def test_the_best_features_are_kept_in_order():
+    features, _ = chosen(
+        column("a", correlation=0.1), column("b", null_rate=0.9), column("c", correlation=-0.8), column("d")
+    )
+    kept, others = keep_best(features, 2)
+    assert [each.name for each in kept] == ["a", "c"]
+    assert [each.name for each in others] == ["b", "b_is_null", "d"]

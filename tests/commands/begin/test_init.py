@@ -1,0 +1,169 @@
+"""`feedline init` as a person uses it: what it writes, prints, asks and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pipelines import PATIENCE_S
+from typer.testing import CliRunner
+
+from feedline.cli import app
+from feedline.commands.begin import init as command
+from feedline.errors import PlanError, SpecError, TableNotFoundError
+from feedline.spec import load_spec
+
+FILES = {"pipeline.yaml", "pipeline.schema.json", "train.py"}
+ROWS = 300
+
+
+def init(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, ["init", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "data" / "t.parquet"
+    path.parent.mkdir()
+    rng = np.random.default_rng(1)
+    pq.write_table(
+        pa.table({"clicked": rng.integers(0, 2, ROWS), "a b": rng.normal(size=ROWS), "c": rng.random(ROWS)}), path
+    )
+    return path
+
+
+def test_it_writes_three_files_and_says_what_comes_next(table: Path, tmp_path: Path):
+    shown = init(table, "-o", tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    for line in (
+        "label clicked: binary",
+        "features 2 dense",
+        f"feedline fit {tmp_path}/out/pipeline.yaml",
+        f"feedline run {tmp_path}/out/pipeline.yaml --sink null",
+        f"python {tmp_path}/out/train.py",
+    ):
+        assert line in " ".join(shown.split())
+    spec = load_spec(tmp_path / "out" / "pipeline.yaml")
+    assert spec.source.table == str(table)
+    schema = json.loads((tmp_path / "out" / "pipeline.schema.json").read_text())
+    assert schema["title"].startswith("pipeline.yaml of Feedline")
+
+
+def test_a_relative_table_stays_relative(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    init("data/t.parquet", "-o", "deep/er")
+    text = (tmp_path / "deep" / "er" / "pipeline.yaml").read_text()
+    assert "\n  table: ../../data/t.parquet\n" in text
+    assert load_spec("deep/er/pipeline.yaml").source.table == str(table)
+    init("data/*.parquet", "-o", "glob")
+    assert load_spec("glob/pipeline.yaml").source.table == str(table.parent / "*.parquet")
+
+
+def test_files_are_replaced_only_with_force(table: Path, tmp_path: Path):
+    (tmp_path / "train.py").write_text("mine")
+    with pytest.raises(SpecError, match=r"train.py exist in .*: got files that somebody may have edited.*--force"):
+        init(table, "-o", tmp_path)
+    assert (tmp_path / "train.py").read_text() == "mine"
+    assert not (tmp_path / "pipeline.yaml").exists()
+    init(table, "-o", tmp_path, "--force")
+    assert "clicked" in (tmp_path / "train.py").read_text()
+
+
+def test_stdout_prints_the_pipeline_alone(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = init(table, "--stdout")
+    assert text.startswith("# yaml-language-server: $schema=pipeline.schema.json\n# Written by `feedline init`")
+    assert list(tmp_path.iterdir()) == [tmp_path / "data"]
+
+
+def test_wrong_input_is_refused_with_the_remedy(table: Path, tmp_path: Path):
+    out = ("-o", tmp_path / "out")
+    with pytest.raises(SpecError, match=r"column 'clickd' is not in the table. Did you mean 'clicked'"):
+        init(table, *out, "--label", "clickd")
+    with pytest.raises(SpecError, match="column 'when' is not in the table"):
+        init(table, *out, "--time", "when")
+    with pytest.raises(TableNotFoundError):
+        init(tmp_path / "nothing", *out)
+    pq.write_table(pa.table({"clicked": pa.array([], pa.int64())}), table)
+    with pytest.raises(PlanError, match=r"t.parquet has no rows: got 0 rows in 1 files"):
+        init(table, *out)
+    pq.write_table(pa.table({"x": [1.5, 2.5], "z": [1.0, 3.0]}), table)
+    with pytest.raises(SpecError, match=r"is a label without a doubt.*Name it with --label: one of 'x', 'z'"):
+        init(table, *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(table: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match=r"file.* cannot be written"):
+        init(table, "-o", tmp_path / "file")
+
+
+def test_the_answers_of_a_person_are_taken(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "is_interactive", lambda: True)
+    result = CliRunner().invoke(app, ["init", str(table), "-o", str(tmp_path / "out")], input="2\nc\n")
+    assert result.exit_code == 0
+    assert "Which column shall the model predict?" in result.stdout
+    assert 'LABEL = "c"' in (tmp_path / "out" / "train.py").read_text()
+    init(table, "-o", tmp_path / "yes", "--yes")
+    assert 'LABEL = "clicked"' in (tmp_path / "yes" / "train.py").read_text()
+
+
+# The command with its own terminal: the first that the leader of a session opens.
+ON_TERMINAL = """
+import os, sys
+terminal = os.open(sys.argv.pop(1), os.O_RDWR)
+for stream in range(3):
+    os.dup2(terminal, stream)
+from feedline.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_at_a_question_leaves_nothing(table: Path, tmp_path: Path):
+    main, terminal = os.openpty()
+    words = ["init", str(table), "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-c", ON_TERMINAL, os.ttyname(terminal), *words]
+    with subprocess.Popen(command, start_new_session=True) as program:
+        deadline = threading.Timer(PATIENCE_S, program.kill)
+        deadline.start()
+        shown = b""
+        while b"[clicked]: " not in shown:
+            shown += os.read(main, 4096)
+        os.write(main, b"\x03")
+        status = program.wait()
+        deadline.cancel()
+    os.close(terminal)
+    while more := _rest(main):
+        shown += more
+    os.close(main)
+    assert status == 130, shown.decode()
+    assert b"stopped: nothing was written" in shown
+    assert not (tmp_path / "out").exists()
+
+
+def _rest(main: int) -> bytes:
+    try:
+        return os.read(main, 4096)
+    except OSError:  # nobody has the terminal any more
+        return b""
+
+
+def test_written_files_may_be_read_by_others(table: Path, tmp_path: Path):
+    init(table, "-o", tmp_path / "out")
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "out" / "train.py").stat().st_mode) == 0o666 & ~mask

