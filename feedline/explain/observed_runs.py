@@ -17,7 +17,7 @@ from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FeederStatus, RankStatus
 from feedline.spec import PipelineSpec
 
-_LOOK_S = 0.25
+_LOOK_S = 0.5  # feeders write every two seconds
 
 
 def watch_feeders(

@@ -53,18 +53,9 @@ def test_wrong_input_is_refused_with_its_remedy(place: Place, options: list[str]
     assert words in " ".join(done.stderr.split())
 
 
-def test_ctrl_c_explains_what_was_measured(place: Place):
-    with feedline("explain", place.write(), "--seconds", 600, "--step-s", 0.02) as program:
-        assert eventually(lambda: _fed(place))
-        program.send(signal.SIGINT)
-        assert program.wait() == 130
-    assert "of a short run, stopped early" in program.text
-    assert "your trainer is the limit" in program.text
-
-
-def test_a_running_pipeline_is_attached_to(place: Place):
+def test_a_run_is_attached_to_and_ctrl_c_explains_what_was_measured(place: Place):
     path = place.write()
-    with feedline("explain", path, "--seconds", 600, "--step-s", 0.02) as program:
+    with feedline("explain", path, "--seconds", 600, "--step-s", 0.02, *PLAIN) as program:
         assert eventually(lambda: _fed(place))
         done = ended("explain", path, "--attach", "--seconds", 5, "--json", *PLAIN)
         assert done.returncode == 0, done.stderr
@@ -73,6 +64,8 @@ def test_a_running_pipeline_is_attached_to(place: Place):
         assert sum(sample["rows"] for sample in facts["samples"]) > 0
         program.send(signal.SIGINT)
         assert program.wait() == 130
+    assert "of a short run, stopped early" in program.text
+    assert "your trainer is the limit" in program.text
 
 
 def test_costs_of_features_are_measured_and_drawn(place: Place):

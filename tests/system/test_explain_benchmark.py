@@ -17,7 +17,7 @@ import explain  # noqa: E402
 
 from feedline.loader.limits.advice import Advice  # noqa: E402
 
-FAST = ["starved threads", "slow trainer"]
+FAST = ["starved threads"]
 NOISY = ["one core"]  # its prediction is of CPU, which other programs use, too
 
 

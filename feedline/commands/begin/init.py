@@ -11,7 +11,6 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +35,6 @@ from feedline.pipeline import Pipeline
 from feedline.profiling.profile_table import table_facts_of
 from feedline.profiling.table_facts import TableFacts
 from feedline.profiling.table_sample import ProfileOptions, sample_table
-from feedline.progress import Progress
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import redact
 
@@ -95,22 +93,18 @@ def _look(
         values=True,
         format=table_format,
     )
-    with ProgressLine() as line:
-        sample = sample_table(table, options, progress=partial(_show, line))
-        facts = table_facts_of(sample, options, progress=partial(_show, line))
+    with ProgressLine():
+        sample = sample_table(table, options)
+        facts = table_facts_of(sample, options)
     facts = replace(facts, uri=redact(table))
     chosen = guess_choices(facts, ask_choices(facts, choices, console) if ask and facts.rows else choices)
     require_label(facts, chosen.label)
     if chosen.label == facts.label and (chosen.time or facts.time) == facts.time:
         return facts, chosen, sample.snapshot
     options = replace(options, label=chosen.label, time=chosen.time or None, session=chosen.session or None)
-    with ProgressLine() as line:  # the columns were compared with another label, or none
-        facts = table_facts_of(sample, options, progress=partial(_show, line))
+    with ProgressLine():  # the columns were compared with another label, or none
+        facts = table_facts_of(sample, options)
     return replace(facts, uri=redact(table)), chosen, sample.snapshot
-
-
-def _show(line: ProgressLine, phase: str, done: int, total: int) -> None:
-    line.show(Progress(phase=phase, done=done, total=total, unit="parts"))
 
 
 def _named_from(table: str, folder: Path) -> str:

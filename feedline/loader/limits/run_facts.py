@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
 from typing import Self
 
 from feedline.loader.wire.facts import BlockStats, FeederStats
@@ -122,12 +124,6 @@ class RunFacts:
             **of_blocks,
         )
 
-    def __add__(self, other: RunFacts) -> RunFacts:
-        waits = [each.trainer_wait_s for each in (self, other) if each.trainer_wait_s is not None]
-        names = [field.name for field in fields(self) if field.name != "trainer_wait_s"]
-        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return replace(self, trainer_wait_s=sum(waits) if waits else None, **sums)
-
     @property
     def rows_per_s(self) -> float:
         """Delivered rows per second."""
@@ -157,6 +153,8 @@ class RunFacts:
         return max(0.0, self.read_s + self.transform_s + self.encode_s - self.contended_s)
 
 
+_SUMMED_NAMES = tuple(field.name for field in fields(RunFacts) if field.name != "trainer_wait_s")
+_SUMMED = attrgetter(*_SUMMED_NAMES)
 _OF_FEEDER = sorted({field.name for field in fields(RunFacts)} & {field.name for field in fields(FeederStats)})
 _OF_BLOCKS = sorted(
     {field.name for field in fields(RunFacts)} & {field.name for field in fields(BlockStats)} - {*_OF_FEEDER}
@@ -165,7 +163,11 @@ _OF_BLOCKS = sorted(
 
 def sum_samples(samples: Sequence[RunFacts]) -> RunFacts:
     """The samples of one trainer as one."""
-    return sum(samples[1:], samples[0]) if samples else RunFacts()
+    if not samples:
+        return RunFacts()
+    sums = map(sum, zip(*map(_SUMMED, samples), strict=True))
+    waits = [each.trainer_wait_s for each in samples if each.trainer_wait_s is not None]
+    return RunFacts(trainer_wait_s=sum(waits) if waits else None, **dict(zip(_SUMMED_NAMES, sums, strict=True)))
 
 
 def interval_of(samples: Sequence[RunFacts], value: Callable[[RunFacts], float]) -> Interval | None:
@@ -173,9 +175,15 @@ def interval_of(samples: Sequence[RunFacts], value: Callable[[RunFacts], float])
 
     Samples of a second each are drawn with replacement: what varies within a second averages out, what drifts does not.
     """
-    busy = [sample for sample in samples if sample.wall_s > 0]
+    busy = tuple(sample for sample in samples if sample.wall_s > 0)
     if len(busy) < _LEAST_SAMPLES:
         return None
-    draw = random.Random(0)  # the same samples give the same interval
-    values = sorted(value(sum_samples(draw.choices(busy, k=len(busy)))) for _ in range(_RESAMPLES))
+    values = sorted(map(value, _resampled(busy)))
     return Interval(low=values[_RESAMPLES // 40], high=values[-1 - _RESAMPLES // 40])
+
+
+@lru_cache(maxsize=4)
+def _resampled(samples: tuple[RunFacts, ...]) -> tuple[RunFacts, ...]:
+    """Sums of samples that are drawn with replacement: the same for all values, and at every call."""
+    draw = random.Random(0)
+    return tuple(sum_samples(draw.choices(samples, k=len(samples))) for _ in range(_RESAMPLES))
