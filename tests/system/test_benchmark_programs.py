@@ -49,6 +49,19 @@ def test_profiles_of_many_files_and_columns_are_measured() -> None:
     assert min(each["CPU seconds"] for each in (many_files, many_columns)) > 0
 
 
+def test_init_of_many_files_and_columns_is_measured() -> None:
+    run = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "init.py"), "--tiny", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert min(found[name]["CPU seconds"] for name in ("files", "columns")) > 0
+
+
 def test_the_loop_of_a_feeder_is_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "feeder_loop.py"), "--tiny", "--ranks", "2", "--calls", "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)

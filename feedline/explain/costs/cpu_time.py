@@ -2,7 +2,8 @@
 
 Runs in: the process that explains, with nothing else running in it. The time is that of the process: Polars' pool and
 pyarrow's threads are part of it. Works are run one after the other, in rounds, so that a machine that becomes slower
-changes all of them; differences are taken within a round, and their median over the rounds.
+changes all of them, and every other round in reverse, as each work finds the caches that the one before it leaves.
+Differences are taken within a round, and their median over the rounds.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ def measure_in_turn(
     """
     found: list[list[float]] = []
     while len(found) <= rounds:
-        seconds = []
-        for work in works:
+        seconds = [0.0] * len(works)
+        for index in range(len(works)) if len(found) % 2 else reversed(range(len(works))):
             start = budget.clock()
-            work()
-            seconds.append(budget.clock() - start)
+            works[index]()
+            seconds[index] = budget.clock() - start
         found.append(seconds)
         if budget.left_s < sum(seconds):
             break

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.blocks.compute import run_block
@@ -132,7 +133,9 @@ def find_changes_of_data(
         for kind, prepare_s, make in makers:
             enough = budget.left_s >= prepare_s + 2 * block_s * (len(candidates) + _FEATURES)
             if (only is None or kind in only) and enough:
-                candidates += make(stack.enter_context(scratch_folder()))
+                # A codec that pyarrow does not write, a full disk: then this change is not known, the others are.
+                with suppress(FeedlineError, pa.ArrowException, OSError):
+                    candidates += make(stack.enter_context(scratch_folder()))
         measured = _measure(sample, candidates, budget, rounds)
     heavy = _heavy_ops(account) if only is None or "op" in only else []
     return sorted((each for each in [*measured, *heavy] if each.is_worthwhile), key=lambda each: -each.gain_s.cpu_s)
@@ -327,10 +330,7 @@ def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Trial]:
 
 def _deduplicated(plan: Plan, sample: BlockSample) -> list[_Trial]:
     """Features in the groups that `plan --dedup` would propose, in the table's order."""
-    try:
-        facts = describe_proposals(plan)
-    except FeedlineError:  # a row of its sample cannot be computed
-        return []
+    facts = describe_proposals(plan)
     groups = [DedupSpec(name=each["name"], columns=tuple(each["columns"])) for each in facts["proposals"]]
     if not groups or facts["needs_runs"]:
         return []

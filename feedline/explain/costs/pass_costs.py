@@ -209,8 +209,9 @@ def _measure_steps(
     middle = np.median(alone, axis=0)
     order = np.argsort(-middle, kind="stable").tolist()
     chosen = [features[index] for index in order if index < len(features)][:_MOST_STEPS]
-    passes = step_passes(features, compiled.schema, compiled.features.artifacts)
-    by_name = {feature.name: each for feature, each in zip(features, passes, strict=True)}
+    names = {feature.name for feature in chosen}
+    passes = step_passes(features, compiled.schema, compiled.features.artifacts, names)
+    by_name = {each[0].feature: each for each in passes}
     measured = [(feature, by_name[feature.name]) for feature in chosen if _is_worth(by_name[feature.name], frame)]
     works = [_runner(step, frame) for _, steps in measured for step in steps if not step.is_plain]
     if not works:

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -183,9 +182,9 @@ class _SampleWriter:
             chosen[name] = [choice.encoding for choice in choose(one, "decode")]
         self._target = pa.schema(fields)
         found: list[Encoding] = []
-        for name, own in groupby(leaf_paths(self._target).items(), key=lambda item: item[0].partition(".")[0]):
-            leaves = list(own)
-            found += chosen.get(name) or self._stored(fragment, name, leaves)
+        for each in self._target:
+            leaves = list(leaf_paths(pa.schema([each])).items())
+            found += chosen.get(each.name) or self._stored(fragment, each.name, leaves)
         return found
 
     def _stored(self, fragment: Fragment, name: str, leaves: Sequence[tuple[str, str]]) -> list[Encoding]:

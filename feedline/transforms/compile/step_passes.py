@@ -7,7 +7,7 @@ columns as all features together do, apart from steps that other features share:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -47,9 +47,13 @@ class StepPass:
 
 
 def step_passes(
-    features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet = NO_ARTIFACTS
+    features: Sequence[FeatureSpec],
+    schema: pa.Schema,
+    artifacts: ArtifactSet = NO_ARTIFACTS,
+    only: Collection[str] | None = None,
 ) -> list[list[StepPass]]:
-    """The passes of each feature, step by step from its source. Raises OpError as `compile_features`."""
+    """The passes of each feature, step by step from its source. only: of these features; of all, sharers are counted.
+    Raises OpError as `compile_features`."""
     whole = Compiler(schema, artifacts)
     keys = [
         [whole.chain(replace(feature, ops=feature.ops[:length]))[1] for length in range(len(feature.ops) + 1)]
@@ -59,6 +63,7 @@ def step_passes(
     return [
         [_pass_of(feature, length, holders[key], schema, artifacts) for length, key in enumerate(each)]
         for feature, each in zip(features, keys, strict=True)
+        if only is None or feature.name in only
     ]
 
 

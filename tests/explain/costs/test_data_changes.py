@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from costly_tables import costly_pipeline, lists
 
 from feedline import Pipeline
 from feedline.blocks.jobs import compile_job
+from feedline.explain.costs import data_changes
 from feedline.explain.costs.cost_account import CostAccount, measure_costs
-from feedline.explain.costs.cpu_time import CpuEstimate
+from feedline.explain.costs.cpu_time import CpuBudget, CpuEstimate
 from feedline.explain.costs.data_changes import (
     ChangeKind,
     DataChange,
+    _deduplicated,
+    _measure,
     _parts_of,
     _truncated,
     find_changes_of_data,
@@ -134,6 +138,43 @@ def test_caches_need_the_disk_that_they_fill(tmp_path: Path):
     assert change.from_epoch == 1
     assert change.disk_bytes > 8_192 * 60 * 2  # ids below 1,000, two bytes each
     assert change.share > 0.4
+
+
+def test_repeated_lists_may_be_groups(tmp_path: Path):
+    def repeated(rng: np.random.Generator, rows: int) -> Any:
+        return lists(rng, rows // 32, 60).take(pa.array(np.repeat(np.arange(rows // 32), 32)))
+
+    features = {"sparse": {"user": [{"hash_bucket": 1000}]}, "label": {"clicked": []}}
+    path = costly_pipeline(
+        tmp_path,
+        rows=8_192,
+        row_group_rows=8_192,
+        list_mean=2,
+        files=1,
+        features=features,
+        columns={"user": repeated},
+        shuffle={"rows": False},
+    )
+    plan = Pipeline.from_yaml(path).plan()
+    sample = sample_blocks(plan, 1)
+    [trial] = _deduplicated(plan, sample)
+    assert trial.change.how == "dedup:\n  user: {columns: [user]}"
+    assert {feature.name: feature.dedup for feature in trial.sample.job.features} == {"user": "user", "clicked": None}
+    [change] = _measure(sample, [trial], CpuBudget(), 1)
+    assert change.before_s > 0
+
+
+def test_changes_that_cannot_be_made_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    path = costly_pipeline(tmp_path, rows=2_048, row_group_rows=128, list_mean=20, files=1)
+    plan = Pipeline.from_yaml(path).plan()
+    sample = sample_blocks(plan, 1)
+    account = measure_costs(plan, sample=sample, rounds=1)
+    monkeypatch.setattr(data_changes, "rewrite_sample", full)
+    found = find_changes_of_data(plan, sample, account, only=["drop", "row_groups", "optimize"], rounds=1)
+    assert {change.kind for change in found} <= {"drop"}
 
 
 def test_little_budget_tries_less(tmp_path: Path):

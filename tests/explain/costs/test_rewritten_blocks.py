@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from costly_tables import costly_plan
@@ -61,6 +63,23 @@ def test_encodings_are_kept_or_chosen(tmp_path: Path):
         columns = {chunk.column(index).path_in_schema: chunk.column(index) for index in range(chunk.num_columns)}
     assert columns["hist.list.element"].compression == "SNAPPY"
     assert "RLE_DICTIONARY" in columns["hist.list.element"].encodings
+
+
+def test_names_with_dots_and_structs_are_written(tmp_path: Path):
+    def records(rng: np.random.Generator, rows: int) -> pa.Array:
+        values = pa.array(rng.integers(0, 9, rows))
+        return pa.StructArray.from_arrays([values, values], ["a", "b"])
+
+    features = {
+        "dense": {"dotted": {"column": "x.y", "ops": [{"fill_null": 0}]}, "part": {"expr": 'record["a"] + 1'}},
+        "label": {"clicked": []},
+    }
+    columns = {"x.y": lambda rng, rows: rng.random(rows).astype(np.float32), "record": records}
+    plan = costly_plan(tmp_path, rows=1_024, row_group_rows=256, list_mean=2, features=features, columns=columns)
+    sample = sample_blocks(plan, 1)
+    with scratch_folder() as folder:
+        rewritten = rewrite_sample(sample, compile_job(sample.job), folder, better=("x.y",), merge=True)
+        assert images(rewritten.sample) == images(sample)
 
 
 def test_row_groups_are_joined_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -44,6 +44,8 @@ def test_steps_run_from_the_source_to_the_last_op():
     for steps in found:
         for step in steps:
             step.run(FRAME)
+    [only] = step_passes(features, SCHEMA, only=["twice"])
+    assert [(step.feature, step.sharers) for step in only] == [("twice", 2), ("twice", 2)]
 
 
 def test_values_of_a_step_are_those_of_the_chain():
