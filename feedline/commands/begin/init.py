@@ -78,7 +78,6 @@ def init(
             print(pipeline_text(plan), end="")
             return
         _write(output, {PIPELINE_FILE: pipeline_text(plan), SCRIPT_FILE: train_script(plan)})
-        write_json_schema(output / SCHEMA_FILE, Pipeline.json_schema())
     _print_summary(plan, output, console)
 
 
@@ -125,9 +124,10 @@ def _refuse_existing(folder: Path) -> None:
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write the files, each whole or not at all."""
+    """Write the schema for editors and the files, each whole or not at all."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        write_json_schema(folder / SCHEMA_FILE, Pipeline.json_schema())
         for name, text in files.items():
             unfinished = folder / f".{name}.unfinished"
             unfinished.write_text(text, encoding="utf-8")

@@ -112,6 +112,13 @@ def test_a_folder_that_cannot_be_written_is_refused(table: Path, tmp_path: Path)
         init(table, "-o", tmp_path / "file")
 
 
+def test_a_schema_of_something_else_is_not_replaced(table: Path, tmp_path: Path):
+    (tmp_path / "pipeline.schema.json").write_text('{"title": "mine"}')
+    with pytest.raises(SpecError, match=r"pipeline.schema.json holds something else"):
+        init(table, "-o", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "pipeline.schema.json"}
+
+
 def test_the_answers_of_a_person_are_taken(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "is_interactive", lambda: True)
     result = CliRunner().invoke(app, ["init", str(table), "-o", str(tmp_path / "out")], input="2\nc\n")
