@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -150,8 +151,11 @@ def test_an_interrupt_at_a_question_leaves_nothing(table: Path, tmp_path: Path):
         shown = b""
         while b"[clicked]: " not in shown:
             shown += os.read(main, 4096)
-        os.write(main, b"\x03")
-        status = program.wait()
+        while program.poll() is None:
+            os.write(main, b"\x03")  # one between the prompt and the wait for a key is lost, as `input` is written
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(5)
+        status = program.returncode
         deadline.cancel()
     os.close(terminal)
     while more := _rest(main):
