@@ -108,7 +108,10 @@ def _session(rank: int) -> Any:
         starved=False,
         load=lambda: counters.load(None, starved=False),
         streams=SimpleNamespace(held_bytes=10**9, plan=_PLAN),
-        monitor=SimpleNamespace(findings=deque([f"feature 'f{n}' is not as expected in epoch 3" for n in range(20)])),
+        monitor=SimpleNamespace(
+            findings=deque([f"feature 'f{n}' is not as expected in epoch 3" for n in range(20)]),
+            problems=lambda: {"expectation": 20},
+        ),
         channel=SimpleNamespace(peer_pid=lambda: 4711),
     )
 

@@ -268,7 +268,7 @@ class SimulatedScheduler:
 class SimulatedCluster:
     """What a feeder sees of the cluster; see `feedline.service.cluster.cluster.Cluster`."""
 
-    packed, number, trainers = True, 0, 1
+    packed, number, trainers, on_block = True, 0, 1, None
 
     def __init__(self, scheduler: SimulatedScheduler, *, has_route: bool = True) -> None:
         self.scheduler = scheduler

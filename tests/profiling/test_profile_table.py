@@ -63,29 +63,27 @@ def test_facts_of_a_table_that_is_read_whole_are_those_of_duckdb(clicks: Path):
         column, numbers = facts.column(name), facts.column(name).numbers
         assert numbers is not None
         assert column.vocabulary is not None
-        row = duckdb.execute(
+        [row] = duckdb.sql(
             f"select 1 - count({name}) / count(*), min({name}), max({name}), avg({name}::double), "
             f"stddev_pop({name}::double), count(distinct {name}), quantile_disc({name}, 0.95) from {table}"
-        ).fetchone()
-        assert row is not None
+        ).fetchall()
         found = (column.null_rate, numbers.min, numbers.max, numbers.mean, numbers.std, column.vocabulary.table)
         assert found == pytest.approx(row[:6])
         assert numbers.quantiles[5] == pytest.approx(row[6])
     lengths = facts.column("hist_0").lengths
     assert lengths is not None
-    row = duckdb.execute(
+    [row] = duckdb.sql(
         f"select avg(len(hist_0)), max(len(hist_0)), quantile_disc(len(hist_0), 0.95) from {table}"
-    ).fetchone()
+    ).fetchall()
     assert (lengths.mean, lengths.max, lengths.p95) == pytest.approx(row)
 
 
 def test_a_sample_is_close_to_its_table(clicks: Path):
     facts = profile(clicks, sample_rows=4000)
     assert facts.sampled.rows <= 4000
-    row = duckdb.execute(
+    [row] = duckdb.sql(
         f"select avg(clicked), avg(dense_0), count(distinct id_1) from read_parquet('{clicks}/**/*.parquet')"
-    ).fetchone()
-    assert row is not None
+    ).fetchall()
     clicked, dense, ids = (facts.column(name) for name in ("clicked", "dense_0", "id_1"))
     assert clicked.numbers is not None
     assert dense.numbers is not None
@@ -211,11 +209,10 @@ def test_flights_are_understood(tmp_path: Path):
     facts = profile(tmp_path / "flights")
     assert (facts.time, facts.label, facts.session) == ("sched_dep", None, None)
     table = f"read_parquet('{tmp_path}/flights/**/*.parquet')"
-    row = duckdb.execute(
+    [row] = duckdb.sql(
         "select count(*), 1 - count(arr_delay) / count(*), min(dep_delay), max(dep_delay), count(distinct dest), "
         f"count(distinct tailnum), avg(distance) from {table}"
-    ).fetchone()
-    assert row is not None
+    ).fetchall()
     delay, planes, distance = (facts.column(name) for name in ("dep_delay", "tailnum", "distance"))
     assert facts.rows == row[0]
     assert facts.column("arr_delay").null_rate == pytest.approx(row[1])

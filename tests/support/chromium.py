@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,11 +150,10 @@ class BrowserPage:
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[BrowserPage]:
-    """A browser with one empty tab. folder: for its files, removed afterwards."""
+    """A browser with one empty tab. folder: for its log."""
     path = chromium_path()
     assert path is not None
-    profile = folder / "chromium"
-    profile.mkdir()
+    profile = Path(tempfile.mkdtemp(prefix="feedline-", dir="/tmp"))  # its socket's path must be short
     with (folder / "chromium.log").open("wb") as log:
         process = subprocess.Popen(
             [path, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],

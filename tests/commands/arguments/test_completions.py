@@ -31,6 +31,7 @@ PROGRAM = """#!/bin/sh
 PYTHONPATH="{root}" exec "{python}" -c \
 "import sys; sys.argv[0] = 'feedline'; from feedline.__main__ import main; main()" "$@"
 """
+STAYS = "&& true"  # the shell does not become the last command's process: the program looks for its parent
 SOURCES = """
 version: 1
 name: two
@@ -56,7 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "two.yaml").write_text(SOURCES, encoding="utf-8")
     (path / "other.yml").write_text(MINIMAL, encoding="utf-8")
     (path / "notes.txt").touch()
-    (path / "completion").write_text(in_shell(path, "bash", "feedline --show-completion bash"), encoding="utf-8")
+    (path / "completion").write_text(
+        in_shell(path, "bash", f"feedline --show-completion bash {STAYS}"), encoding="utf-8"
+    )
     (path / "old").mkdir()
     (path / "old" / "one.yaml").touch()
     return path
@@ -132,7 +135,7 @@ def test_other_shells_are_offered_the_same(folder: Path, shell: str):
         )
         assert word in run.stdout
     if shutil.which(shell):
-        assert "feedline" in in_shell(folder, shell, f"feedline --show-completion {shell}")
+        assert "feedline" in in_shell(folder, shell, f"feedline --show-completion {shell} {STAYS}")
 
 
 def test_completing_a_command_imports_none():

@@ -51,7 +51,7 @@ class NearFeeder:
     fails_at: int | None = None  # the step that it raises DataError for
     living: list[NearFeeder]
 
-    def __init__(self, _command: Any) -> None:
+    def __init__(self, _command: Any, *, restarts: int) -> None:
         with aside():
             self.channel, theirs = pair()
             self._mine = adopt(theirs.detach())
