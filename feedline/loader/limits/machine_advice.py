@@ -15,7 +15,7 @@ from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
 
 _WAITS = 0.2  # the share of block threads' time that waiting for a store, or for the interpreter, must take
 _MOST_THREADS = 64  # that are advised in one process: each holds a block and a decoder's buffers
-# What is read from a cache costs about a copy of it; measured in docs/explain.md.
+# What is read from a cache costs about a copy of it: a rule, where no block was read from one.
 _CACHED_BYTES_PER_CPU_S = 1.0e9
 
 
@@ -94,7 +94,10 @@ def _more_threads(
     per_worker = max(1, round(capacity.threads / max(capacity.workers, 1)))
     if limit.name == "threads" and capacity.form == "threads":
         needed = min(threads_needed(limits) or 2 * capacity.threads, _MOST_THREADS)
-        if needed > capacity.threads:
+        if facts.lock_wait_s >= _WAITS * facts.block_busy_s:  # more threads hide sleep, and wait longer for the lock
+            computing_s = min(facts.block_busy_s, facts.block_cpu_s + facts.lock_wait_s)
+            needed = min(needed, round(capacity.threads * facts.block_busy_s / computing_s))
+        if needed > capacity.threads and needed / capacity.threads >= 1 + _WAITS:
             yield _advice(
                 "threads", limits, limits.with_capacity({"threads": needed}), noise,
                 change=f"cluster: {{threads: {needed}}}",
@@ -143,25 +146,22 @@ def _workers(count: int, form: str) -> str:
 def _processes(
     limits: ResourceLimits, facts: RunFacts, capacity: Capacity, limit: Resource, noise: float
 ) -> Iterator[Advice]:
-    """Processes instead of threads, where threads wait for each other: the interpreter's lock, turns, Polars' pool."""
+    """Processes instead of threads, where threads wait for each other."""
     threads = limits.get("threads")
     if capacity.form != "threads" or limit.name != "threads" or threads is None or capacity.threads < 2:
         return
-    computing_s = facts.block_busy_s - facts.fetch_s
-    waiting_s = computing_s - facts.block_cpu_s
-    if computing_s <= 0 or waiting_s < _WAITS * facts.block_busy_s:
+    waiting_s = facts.lock_wait_s
+    if waiting_s < _WAITS * facts.block_busy_s:
         return
-    kept = facts.block_cpu_s / computing_s
+    computing_s = facts.block_busy_s - facts.fetch_s
+    kept = max(0.0, 1 - waiting_s / computing_s)
     uses = {stage: use if stage == "store wait" else use * kept for stage, use in threads.uses.items()}
-    ratio, _ = predicted(limits, limits.with_uses({"threads": uses}), noise)
-    yield Advice(
-        kind="processes",
+    yield _advice(
+        "processes", limits, limits.with_uses({"threads": uses}), noise,
         change=f"cluster: {{workers: {capacity.threads}, threads: 1}}",
-        reason=f"block threads wait {waiting_s / facts.block_busy_s:.0%} within decoding, ops and encoding",
-        rows_ratio=math.sqrt(max(ratio, 1.0)),
-        rows_interval=Interval(low=1.0, high=max(ratio, 1.0)),
-        caveat="only if they wait for the interpreter's lock; ops that sleep or call a service wait in processes, too",
-    )
+        reason=f"block threads wait for each other {waiting_s / facts.block_busy_s:.0%} of the time: blocks are short",
+        caveat="results of other processes are copied once more; larger row groups make blocks longer, too",
+    )  # fmt: skip
 
 
 def _source_cache(limits: ResourceLimits, capacity: Capacity, noise: float) -> Iterator[Advice]:

@@ -152,6 +152,21 @@ class RunFacts:
         """Seconds in which block threads computed or waited for something else than a CPU."""
         return max(0.0, self.read_s + self.transform_s + self.encode_s - self.contended_s)
 
+    @property
+    def lock_wait_s(self) -> float:
+        """Seconds in which block threads waited for each other, mostly for the interpreter's lock: an estimate.
+
+        In decoding and encoding nothing sleeps: what is neither CPU nor the store's is such waiting. Of the waiting
+        within ops, as much per CPU second as there is the same; what is left is sleep, or a service that is called.
+        """
+        wall_s = self.read_s - self.fetch_s + self.encode_s
+        computing_s = wall_s + self.transform_s
+        kept = max(0.0, 1 - self.contended_s / computing_s) if computing_s > 0 else 1.0
+        cpu_s = self.read_cpu_s + self.encode_cpu_s
+        surely_s = max(0.0, wall_s * kept - cpu_s)
+        within_ops_s = max(0.0, self.transform_s * kept - self.transform_cpu_s)
+        return surely_s + min(within_ops_s, surely_s / cpu_s * self.transform_cpu_s if cpu_s > 0 else 0.0)
+
 
 _SUMMED_NAMES = tuple(field.name for field in fields(RunFacts) if field.name != "trainer_wait_s")
 _SUMMED = attrgetter(*_SUMMED_NAMES)

@@ -15,6 +15,7 @@ from feedline.loader.limits.machine_advice import machine_advice
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, interval_of, sum_samples
 
 TIE = 0.1  # bounds this close are not told apart by a measurement of seconds
+_MOST = 0.5  # of a stage's CPU time that named columns or ops must take, for their share to be the sentence's
 BUSY = 0.85  # the share of the cores' time in use from which they are the limit
 
 
@@ -167,6 +168,8 @@ def _sentence(
     who = "" if wait is None else f"Trainer waits {wait:.0%}: "
     names, share = parts.get(limit.stage, ("", 1.0))
     takes = "take" if limit.stage == "ops" else "takes"
+    if share < _MOST:  # no column or op is to blame alone
+        names, share = f"({names} first of all)", 1.0
     what = " ".join(filter(None, (limit.stage, names, takes, f"{limit.stage_share * share:.0%} of {_OF[limit.name]}")))
     sizes = {
         "cores": _count(capacity.cores, "core") + ", which other programs use, too" * is_crowded(facts, capacity),

@@ -78,11 +78,23 @@ def test_a_cold_cache_is_said_to_be_cold(staged: Staged):
 
 def test_threads_that_wait_for_each_other_may_gain_by_processes(staged: Staged):
     capacity = Capacity(cores=8, threads=4)
-    advice = judge([staged(wait_s=0.5, ops_s=2.0, slept_s=1.9)], capacity).advice
-    processes = next(each for each in advice if each.kind == "processes")
-    assert processes.change == "cluster: {workers: 4, threads: 1}"
-    assert processes.rows_interval is not None
-    assert processes.rows_interval.low == 1.0 < processes.rows_ratio < processes.rows_interval.high
+    facts = staged(wait_s=0.5, decode_s=1.0, ops_s=1.0, slept_s=1.0)
+    waiting = replace(facts, read_s=facts.read_s + 1.0)  # as long as it decodes, and so within ops
+    assert waiting.lock_wait_s == pytest.approx(2.0)
+    advice = {each.kind: each for each in judge([waiting], capacity).advice}
+    assert "threads" not in advice, "they would wait for each other, too"
+    assert advice["processes"].change == "cluster: {workers: 4, threads: 1}"
+    assert advice["processes"].rows_ratio == pytest.approx(2.0)
+    sleeping = judge([staged(wait_s=0.5, decode_s=1.0, ops_s=1.0, slept_s=2.0)], capacity).advice
+    assert [each.kind for each in sleeping if each.kind in ("threads", "processes")] == ["threads"]
+
+
+def test_threads_that_sleep_and_wait_for_each_other_get_as_many_more_as_sleep(staged: Staged):
+    facts = staged(wait_s=0.9, decode_s=0.5, fetch_s=2.0, ops_s=0.5)
+    facts = replace(facts, read_s=facts.read_s + 1.0)  # of 4 s, 2 wait for the store
+    advice = {each.kind: each for each in judge([facts], Capacity(cores=64, threads=4)).advice}
+    assert advice["threads"].change == "cluster: {threads: 8}"
+    assert advice["threads"].rows_ratio == pytest.approx(2.0)
 
 
 def test_no_advice_promises_more_than_the_trainer_takes(staged: Staged):
