@@ -115,7 +115,7 @@ def test_bash_completes(folder: Path, words: list[str], offered: list[str]):
 
 def test_bash_completion_is_installed_for_the_next_shell(folder: Path):
     (folder / ".bashrc").write_text("x=1\n", encoding="utf-8")
-    in_shell(folder, "bash", "feedline --install-completion bash")
+    in_shell(folder, "bash", f"feedline --install-completion bash {STAYS}")
     assert "_feedline_completion" in in_shell(folder, "bash", ". ~/.bashrc; complete -p feedline; echo $x")
 
 
