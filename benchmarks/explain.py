@@ -169,18 +169,19 @@ def starved_threads(folder: Path) -> Iterator[Staged]:
 
 @contextmanager
 def one_core(folder: Path) -> Iterator[Staged]:
-    """Feeder, blocks and trainer on one core; the advice is cores of other hosts, for which another one stands."""
+    """Feeder, blocks and trainer on one core; the advice is cores of other hosts, for which another one stands, and for
+    their workers processes: threads would wait for the interpreter's lock."""
     document = pipeline(folder, table(folder / "table", rows=262_144, row_group=32_768))
     ops: list[Any] = [{"fill_null": 0}, "log1p"]
     document["features"] = {
-        "dense": {f"x{number}": {"column": "x", "ops": ops} for number in range(8)},
+        "dense": {f"x{number}": {"column": "x", "ops": [*ops, {"clip": {"max": 1 + number}}]} for number in range(64)},
         "sparse": {"ids": [{"first_x": 8}, {"modulo": 997}]},
         "label": {"y": []},
     }
     document |= {"source": {"table": str(folder / "table")}, "batch": {"size": 8192}, "shuffle": {"seed": 1}}
     yield Staged(
         document=document, limits=["cores"], stages=["decoding", "ops", "encoding"], kind="workers", cores=1,
-        cores_after=2, apply=lambda _: {"cluster.threads": 2},
+        cores_after=2, apply=lambda _: {"cluster.workers": 2, "cluster.threads": 1},
     )  # fmt: skip
 
 

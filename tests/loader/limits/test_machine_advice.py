@@ -56,7 +56,11 @@ def test_busy_cores_get_no_threads_but_other_hosts(staged: Staged):
         for each in judge([staged(wait_s=0.5, decode_s=1.0, ops_s=1.0)], Capacity(cores=2, threads=2)).advice
     }
     assert "threads" not in kinds
-    assert kinds["workers"].rows_ratio == pytest.approx(2.0)
+    sending_s = 100 / 0.65e9 * 1_000_000  # of the second's rows, 100 bytes each
+    assert kinds["workers"].rows_ratio == pytest.approx(2.0), "the trainer's own pace"
+    alone = judge([staged(wait_s=None, decode_s=1.0, ops_s=1.0)], Capacity(cores=2, threads=2)).advice
+    ratio = next(each.rows_ratio for each in alone if each.kind == "workers")
+    assert ratio == pytest.approx(2.0 * 2.0 / (2.0 + sending_s))
     assert "scheduler" in kinds["workers"].change
 
 
