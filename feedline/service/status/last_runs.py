@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from feedline.errors import FeedlineError
+from feedline.errors import FeedlineError, TableNotFoundError
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.run_status import FeederStatus
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _FOLDER = "status"
 _KEPT = 200
 _FINGERPRINT_DIGITS = 16
+_LISTINGS = 5
 
 
 class LastRun:
@@ -88,8 +89,14 @@ def _files(location: Location) -> list[str]:
     """The names of all files, the newest first."""
     files, name = location.filesystem, join(redact(location.uri), _FOLDER)
     selector = pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True)
-    with explain_errors(name, verb="listed"):
-        infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
+    for listings_left in reversed(range(_LISTINGS)):
+        try:
+            with explain_errors(name, verb="listed"):
+                infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
+            break
+        except TableNotFoundError:  # another process renamed its file while this one looked at it
+            if not listings_left:
+                raise
     found = [info for info in infos if info.base_name.endswith(".json")]
     return [info.base_name for info in sorted(found, key=lambda info: -(info.mtime_ns or 0))]
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from feeder_statuses import status_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.errors import TableNotFoundError
 from feedline.service.status import last_runs
-from feedline.service.status.last_runs import LastRun, last_status, last_statuses
+from feedline.service.status.last_runs import LastRun, _files, last_status, last_statuses
 from feedline.spec import load_spec
+from feedline.warehouse.storage.locations import absolute, locate
 
 PIPELINE = """
 version: 1
@@ -80,3 +86,23 @@ def test_ranges_name_exactly_their_ranks(ranks: set[int]):
         first, _, last = part.partition("-")
         named |= set(range(int(first), int(last or first) + 1))
     assert named == ranks
+
+
+def test_a_file_that_is_renamed_while_the_folder_is_listed_hides_none(path: Path):
+    """Arrow lists a folder, and then looks at each file."""
+    spec = load_spec(path)
+    location = locate(absolute(spec.work_dir))
+    failures = [FileNotFoundError(errno.ENOENT, "renamed")] * 2
+    info = SimpleNamespace(base_name="a.json", mtime_ns=1)
+
+    def list_files(_selector: object) -> list[SimpleNamespace]:
+        if failures:
+            raise failures.pop()
+        return [info]
+
+    files: Any = SimpleNamespace(get_file_info=list_files, type_name="local")
+    renaming = replace(location, filesystem=files)
+    assert _files(renaming) == ["a.json"]
+    failures.extend([FileNotFoundError(errno.ENOENT, "renamed")] * 9)
+    with pytest.raises(TableNotFoundError):
+        _files(renaming)
