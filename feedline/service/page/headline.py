@@ -5,6 +5,9 @@ Runs in: the process that serves the page. Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from feedline.loader.limits.capacities import capacity_in_form
 from feedline.loader.limits.run_facts import Capacity
 from feedline.loader.limits.verdict import Verdict, judge
 from feedline.service.page.job_view import JobView, LimitedRank
@@ -15,7 +18,6 @@ _STATES = {
     "planning": "The plan is made: files are listed, rows counted.",
     "ended": "The trainers have ended.",
 }
-_OWN_CORES = ("threads", "processes")  # forms whose workers share the cores of feeder and trainer
 
 
 def headline_of(view: JobView) -> Headline:
@@ -33,16 +35,11 @@ def headline_of(view: JobView) -> Headline:
 
 def _capacity(slowest: LimitedRank) -> Capacity:
     feeder, stats = slowest.feeder, slowest.rank.stats
-    own = feeder.form in _OWN_CORES
-    threads = stats.threads or max(1, feeder.threads // max(1, len(feeder.ranks)))
-    return Capacity(
-        cores=feeder.cores if own else float(threads),
-        threads=threads,
+    return capacity_in_form(
+        feeder.form,
+        replace(stats, threads=stats.threads or feeder.threads // max(1, len(feeder.ranks))),
+        cores=feeder.cores,
         workers=feeder.workers,
-        form=feeder.form,
-        own_cores=own,
-        window=stats.window,
-        window_reason=stats.window_reason,
         epochs=feeder.epochs,
         cached=stats.delivery.cached is not None,
     )
