@@ -20,9 +20,7 @@ from feedline.profiling.profile_table import table_facts_of
 from feedline.profiling.table_facts import ColumnProfile, TableFacts
 from feedline.profiling.table_sample import (
     ProfileOptions,
-    ReportProgress,
     TableSample,
-    report_phase,
     sample_table,
 )
 from feedline.transforms.learning.statistics import finite_numbers
@@ -84,15 +82,13 @@ def compare_tables(
     other: str | Sequence[str],
     options: ProfileOptions,
     other_options: ProfileOptions,
-    *,
-    progress: ReportProgress = report_phase,
 ) -> TableDrift:
     """Sample both, and compare them column by column. Raises as `profile_table`, and TableError for a table that has no
     columns."""
-    samples = sample_table(base, options, progress=progress), sample_table(other, other_options, progress=progress)
+    samples = sample_table(base, options), sample_table(other, other_options)
     facts = (
-        table_facts_of(samples[0], options, progress=progress),
-        table_facts_of(samples[1], other_options, progress=progress),
+        table_facts_of(samples[0], options),
+        table_facts_of(samples[1], other_options),
     )
     return drift_between(samples, facts)
 

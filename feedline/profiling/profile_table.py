@@ -30,7 +30,6 @@ from feedline.profiling.table_facts import ColumnProfile, SampledPart, SessionCa
 from feedline.profiling.table_sample import (
     NoColumnsError,
     ProfileOptions,
-    ReportProgress,
     TableSample,
     report_phase,
     sample_table,
@@ -48,9 +47,7 @@ _LEAST_SESSION = 0.15  # the score of the weakest session candidate that is list
 _LISTED = 20  # candidates of a kind, at most
 
 
-def profile_table(
-    table: str | Sequence[str], options: ProfileOptions | None = None, *, progress: ReportProgress = report_phase
-) -> TableFacts:
+def profile_table(table: str | Sequence[str], options: ProfileOptions | None = None) -> TableFacts:
     """Profile a table: a folder, file, glob or list, or a Delta or Iceberg table.
 
     Corrupt files are left out and listed; a table without rows, or without files but with a schema, has facts, too.
@@ -59,30 +56,28 @@ def profile_table(
     """
     options = options or ProfileOptions()
     try:
-        taken = sample_table(table, options, progress=progress)
+        taken = sample_table(table, options)
     except NoColumnsError as error:
         return _facts_of_folders(error, options)
-    return table_facts_of(taken, options, progress=progress)
+    return table_facts_of(taken, options)
 
 
-def table_facts_of(
-    taken: TableSample, options: ProfileOptions, *, progress: ReportProgress = report_phase
-) -> TableFacts:
+def table_facts_of(taken: TableSample, options: ProfileOptions) -> TableFacts:
     """The facts of a sampled table."""
     snapshot, sample = taken.snapshot, taken.sample
     selection = screen_rows(snapshot, taken.where)
     may_keep = selection.rows != 0
     is_whole = (selection.rows == snapshot.rows_per_row_group) | ~may_keep
     selected_rows = int(snapshot.rows_per_row_group[may_keep].sum())
-    columns = _measure_columns(taken, options, selected_rows, progress)
+    columns = _measure_columns(taken, options, selected_rows)
     ranges = FooterRanges(snapshot, np.flatnonzero(may_keep) if is_whole.all() else None)
     stored = stored_columns_of(snapshot, snapshot.schema.names, sample.row_groups)
     columns = [ranges.apply(_with_storage(column, stored)) for column in columns]
     labels, times = find_labels(columns)[:_LISTED], find_times(columns)[:_LISTED]
     label = options.label or (labels[0].column if labels and labels[0].score >= _CERTAIN else None)
     time = options.time or (times[0].column if times and times[0].score >= _CERTAIN else None)
-    columns = _compare(columns, taken, label, time, progress)
-    sessions = _sessions(columns, taken, options.session, label, progress)
+    columns = _compare(columns, taken, label, time)
+    sessions = _sessions(columns, taken, options.session, label)
     reasons = {each.column: each.reason for each in labels}, {each.column: each.reason for each in times}
     columns = [
         replace(column, label_like=reasons[0].get(column.name), time_like=reasons[1].get(column.name))
@@ -117,9 +112,7 @@ def table_facts_of(
     )
 
 
-def _measure_columns(
-    taken: TableSample, options: ProfileOptions, selected_rows: int, progress: ReportProgress
-) -> list[ColumnProfile]:
+def _measure_columns(taken: TableSample, options: ProfileOptions, selected_rows: int) -> list[ColumnProfile]:
     """Every column of the table in its order; those without sampled rows by their type alone."""
     snapshot, sample = taken.snapshot, taken.sample
     borders = sample.borders
@@ -145,7 +138,7 @@ def _measure_columns(
     found: list[ColumnProfile] = []
     for profile in in_threads(measure, names):
         found.append(profile)
-        progress("columns", len(found), len(names))
+        report_phase("columns", len(found), len(names))
     return found
 
 
@@ -157,7 +150,7 @@ def _with_storage(column: ColumnProfile, stored: dict[str, StoredColumn]) -> Col
 
 
 def _compare(
-    columns: list[ColumnProfile], taken: TableSample, label: str | None, time: str | None, progress: ReportProgress
+    columns: list[ColumnProfile], taken: TableSample, label: str | None, time: str | None
 ) -> list[ColumnProfile]:
     """The columns with their correlation with the label, and their order in time."""
     rows = taken.sample.rows
@@ -192,7 +185,7 @@ def _compare(
     found: list[ColumnProfile] = []
     for column in in_threads(compare, columns):
         found.append(column)
-        progress("comparisons", len(found), len(columns))
+        report_phase("comparisons", len(found), len(columns))
     return found
 
 
@@ -201,7 +194,6 @@ def _sessions(
     taken: TableSample,
     chosen: str | None,
     label: str | None,
-    progress: ReportProgress,
 ) -> tuple[SessionCandidate, ...]:
     sample = taken.sample
     sampled = set(sample.rows.column_names)
@@ -223,7 +215,7 @@ def _sessions(
     found = []
     for index, name in enumerate(names):
         found.append(measure_session(by_name[name], frame, sample.row_group, row_bytes))
-        progress("sessions", index + 1, len(names))
+        report_phase("sessions", index + 1, len(names))
     first = [candidate for candidate in found if candidate.column == chosen]
     kept = drop_coarser(found)
     others = [candidate for candidate in kept if candidate.column != chosen and candidate.score >= _LEAST_SESSION]

@@ -8,9 +8,8 @@ are taken, and the others left out, too.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
@@ -28,11 +27,7 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import join, redact
 
-ReportProgress: TypeAlias = Callable[[str, int, int], None]  # phase, done, total
-
-
-_UNITS = {"listing": "tables", "footers": "files", "sample": "row groups"}
-_UNITS |= {"columns": "columns", "comparisons": "columns", "sessions": "candidates"}
+_UNITS = {"sample": "row groups", "columns": "columns", "comparisons": "columns", "sessions": "candidates"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +77,12 @@ def report_phase(phase: str, done: int, total: int) -> None:
     report_progress(phase, done, total, _UNITS[phase])
 
 
-def sample_table(
-    table: str | Sequence[str], options: ProfileOptions, *, progress: ReportProgress = report_phase
-) -> TableSample:
+def sample_table(table: str | Sequence[str], options: ProfileOptions) -> TableSample:
     """Take a table's snapshot and read a sample of its rows.
 
     Raises TableNotFoundError where there is nothing, NoColumnsError where there are no columns, SpecError for columns
     that the table lacks, ExpressionError for a `where` that does not fit them, and the errors of stores.
     """
-    progress("listing", 0, 1)
     listing = list_table(
         table,
         format=options.format,
@@ -100,11 +92,9 @@ def sample_table(
         partitions=options.partitions,
     )
     format = _format_of(table, listing, options)
-    progress("footers", 0, len(listing.files))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         snapshot, skipped = _snapshot_of_good_files(listing, format)
-    progress("footers", len(listing.files), len(listing.files))
     where = None if options.where is None else bind_where(options.where, snapshot.schema)
     request = SampleRequest(
         snapshot=snapshot,
@@ -113,7 +103,7 @@ def sample_table(
         rows=options.sample_rows,
         bytes=options.sample_bytes,
     )
-    sample = read_sample(request, lambda done, total: progress("sample", done, total))
+    sample = read_sample(request, lambda done, total: report_phase("sample", done, total))
     return TableSample(
         snapshot=snapshot,
         sample=sample,
