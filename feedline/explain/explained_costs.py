@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.explain.costs.cost_process import MeasuredCosts
 from feedline.explain.costs.data_advice import advice_on_data, stage_parts
+from feedline.explain.costs.measured_costs import MeasuredCosts
 from feedline.explain.explanation import Explanation, explanation_facts
 from feedline.loader.limits.run_facts import sum_samples
 

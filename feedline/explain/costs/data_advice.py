@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedline.explain.costs.data_changes import DataChange
+from feedline.explain.costs.measured_costs import DataChange
 from feedline.loader.limits.advice import Advice, AdviceKind
 from feedline.loader.limits.linear_bound import ResourceLimits, limits_of
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts

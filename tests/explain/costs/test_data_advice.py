@@ -9,7 +9,7 @@ import pytest
 
 from feedline.explain.costs.cpu_time import CpuEstimate
 from feedline.explain.costs.data_advice import advice_on_data, stage_parts
-from feedline.explain.costs.data_changes import DataChange
+from feedline.explain.costs.measured_costs import DataChange
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 
 # 2 CPU-s per million rows on two cores: a million rows per second.
