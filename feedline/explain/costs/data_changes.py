@@ -217,7 +217,7 @@ def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, f
     rewritten = rewrite_sample(sample, compiled, folder, merge=True)
     change = DataChange(
         kind="row_groups",
-        subject=f"{mean:,.0f} rows per row group",
+        subject=f"row groups of {mean:,.0f} rows",
         how=_optimize_command(plan, rewritten),
         gain_s=_NO_GAIN,
         before_s=0.0,

@@ -76,7 +76,7 @@ def test_tiny_row_groups_are_named(tmp_path: Path):
     path = costly_pipeline(tmp_path, rows=8_192, row_group_rows=128, list_mean=3, files=2)
     _, _, changes = measured(Pipeline.from_yaml(path).plan(), ["row_groups"])
     [change] = changes
-    assert change.subject == "128 rows per row group"
+    assert change.subject == "row groups of 128 rows"
     assert change.share > 0.4
     assert "--row-group-rows" in change.how
 
