@@ -6,6 +6,8 @@ imports only what that needs: the others import their own.
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,7 @@ from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, Pi
 from feedline.commands.display.consoles import print_facts
 from feedline.commands.display.explain_page import explain_page
 from feedline.commands.display.explain_table import explain_view
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import Stop
 from feedline.errors import FeedlineError, SpecError
 from feedline.explain.costs.cost_process import ALONE_S, attached_budget_s, measure_apart, watch_s_for_costs
@@ -23,6 +26,7 @@ from feedline.explain.observed_runs import explain_last, watch_feeders
 from feedline.explain.short_run import run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.ring.status_files import live_statuses
+from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores
 from feedline.service.scaling.demand import job_name
 from feedline.spec import load_spec
@@ -75,7 +79,7 @@ def explain(
     seconds = seconds or (_ATTACHED_SECONDS if attached else _SECONDS)
     store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
-    with stop.on_signals():
+    with stop.on_signals(), ProgressLine():
         if last:
             found = _last_run(spec, store_bytes_per_s)
         elif attached:
@@ -85,7 +89,7 @@ def explain(
             )
         else:
             found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
-    costs, skipped = _costs(pipeline, values, spec, cost_s, seconds if attached else None, stop)
+        costs, skipped = _costs(pipeline, values, spec, cost_s, seconds if attached else None, stop)
     facts = explained_with_costs(found, costs, skipped)
     if html is not None:
         html.write_text(explain_page(facts), encoding="utf-8")
@@ -124,15 +128,16 @@ def _costs(
                 f"not measured beside a run: of {watched_s:g} s with {cores:g} cores, 2 % are too little. "
                 f"--seconds {watch_s_for_costs(cores)} is enough, --cost-seconds 5 takes what it needs"
             )
+    began_s, most_s = time.monotonic(), ALONE_S if budget_s is None else budget_s
+
+    def look() -> bool:
+        seconds = int(time.monotonic() - began_s)
+        report_progress("measuring costs", seconds, math.ceil(most_s) if seconds <= most_s else None, "s")
+        return stop()
+
     try:
-        return measure_apart(
-            spec,
-            str(pipeline.absolute()),
-            values,
-            budget_s=ALONE_S if budget_s is None else budget_s,
-            attached=watched_s is not None,
-            stop=stop,
-        ), ""
+        file, attached = str(pipeline.absolute()), watched_s is not None
+        return measure_apart(spec, file, values, budget_s=most_s, attached=attached, stop=look), ""
     except FeedlineError as error:
         return None, str(error)
 
