@@ -1,8 +1,9 @@
 """Measure what decoding each column costs, in CPU time, on sampled blocks.
 
 Runs in: the process that explains. A run decodes all columns of a chunk in one call. Here each column is decoded alone,
-beside a column that no file has, which comes as nulls: what that takes by itself is opening files, filter and calls
-(`shared`), and a column costs what it takes beyond. All columns are decoded as in a run, too: the sum may differ.
+beside a column that no file has, which comes as nulls: what that takes by itself is opening files and filter. What a
+call takes that decodes anything follows from the smallest columns, alone and together. Both are `shared`, and a column
+costs what it takes beyond. All columns are decoded as in a run, too: the sum may differ.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from feedline.blocks.jobs import CompiledJob
 from feedline.blocks.piece_chunks import piece_chunks
@@ -24,6 +27,7 @@ from feedline.warehouse.reading.read import arrow_columns, bytes_of
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 _MOST_COLUMNS = 400  # that are decoded one by one: the largest; the others as one
+_SMALLEST = 8  # columns that tell what a call takes
 _CALLS_S = 0.0015  # CPU of a call for one column of a piece, about: so that a budget is kept
 
 
@@ -94,8 +98,11 @@ def measure_decoding(
     works: list[Callable[[], None]] = [partial(decode, compiled, None), partial(decode, beside, (nothing,))]
     works += [partial(decode, beside, (nothing, name)) for name in names]
     works += [partial(decode, beside, (nothing, *rest))] if rest else []
+    works.append(partial(decode, beside, (nothing, *names[-_SMALLEST:])))
     seconds = measure_in_turn(works, budget, rounds=rounds) * sample.per_million
-    alone = [estimate(seconds[:, index] - seconds[:, 1]).positive() for index in range(2, len(works))]
+    beyond = seconds[:, 2:] - seconds[:, [1]]
+    call_s = _call_seconds(beyond[:, : len(names)][:, -_SMALLEST:], beyond[:, -1])
+    alone = [estimate(beyond[:, index] - call_s).positive() for index in range(len(names) + bool(rest))]
     stored = stored_as(sample.requests[0].pieces[0].fragment, compiled.columns, compiled.schema)
     costs = dict(zip(names, alone, strict=False))
     if rest:
@@ -111,9 +118,19 @@ def measure_decoding(
             )
             for name in compiled.columns
         ),
-        shared=estimate(seconds[:, 1]),
+        shared=estimate(seconds[:, 1] + call_s),
         whole=estimate(seconds[:, 0]),
     )
+
+
+def _call_seconds(alone: NDArray[np.float64], together: NDArray[np.float64]) -> float:
+    """What a call takes that decodes anything: n columns alone take (n - 1) times that more than together. alone:
+    float64 [rounds, n]; together: float64 [rounds]."""
+    count = alone.shape[1]
+    if count < 2:
+        return 0.0
+    found = float(np.median((alone.sum(axis=1) - together) / (count - 1)))
+    return min(max(found, 0.0), max(float(np.median(alone, axis=0).min()), 0.0))
 
 
 def _divide(whole: CpuEstimate, weights: Mapping[str, float]) -> dict[str, CpuEstimate]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from costly_tables import costly_plan
 
 from feedline.blocks.jobs import compile_job
 from feedline.explain.costs import column_costs
-from feedline.explain.costs.column_costs import measure_decoding, stored_as
+from feedline.explain.costs.column_costs import _call_seconds, measure_decoding, stored_as
 from feedline.explain.costs.cpu_time import CpuBudget
 from feedline.explain.costs.sampled_blocks import sample_blocks
 
@@ -68,3 +69,12 @@ def test_encodings_and_decoders_are_those_of_the_file(tmp_path: Path):
     assert found["price"].encodings == ("DICTIONARY",)
     arrow = stored_as(replace(fragment, decoder="arrow"), ["price"], plan.snapshot.schema)
     assert arrow["price"].decoder == "pyarrow: decoder: arrow"
+
+
+def test_calls_are_told_from_columns_by_columns_alone_and_together():
+    own, call_s = np.array([0.2, 0.3, 0.5]), 0.1
+    alone = np.tile(own + call_s, (2, 1))
+    assert _call_seconds(alone, np.full(2, own.sum() + call_s)) == pytest.approx(call_s)
+    assert _call_seconds(alone, np.full(2, 5.0)) == 0.0
+    assert _call_seconds(alone, np.full(2, 0.0)) == pytest.approx(0.3)  # no column costs less than nothing
+    assert _call_seconds(alone[:, :1], np.full(2, 0.3)) == 0.0

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from costly_tables import costly_plan
+from costly_tables import costly_pipeline, costly_plan
 
 from feedline.errors import PlanError
 from feedline.explain.costs.column_costs import ColumnCost, DecodeCosts, StoredAs
 from feedline.explain.costs.cost_account import CostAccount, divide_costs, measure_costs
+from feedline.explain.costs.cost_process import measure_apart
 from feedline.explain.costs.cpu_time import CpuEstimate
 from feedline.explain.costs.pass_costs import PassCost, PassCosts
+from feedline.spec import load_spec
 
 
 def cpu(seconds: float) -> CpuEstimate:
@@ -33,7 +36,7 @@ def passes(**features: tuple[float, float]) -> PassCosts:
         PassCost(name=name, ops_s=cpu(ops), encode_s=cpu(encode), alone_s=ops)
         for name, (ops, encode) in features.items()
     ]
-    return PassCosts(features=tuple(found), shared=cpu(0.25), whole=cpu(5))
+    return PassCosts(features=tuple(found), shared=cpu(0.25), whole=cpu(5), order=cpu(0.125))
 
 
 def test_columns_are_paid_by_all_features_that_read_them(tmp_path: Path):
@@ -66,7 +69,8 @@ def test_the_difference_is_a_part_of_the_account(tmp_path: Path):
         block_s=cpu(30.0),
         measuring_s=1.0,
     )
-    assert account.accounted_s == 15 + 5 * 1.5 + 0.75
+    assert account.shared_s == 0.5 + 0.25 + 0.125
+    assert account.accounted_s == 15 + 5 * 1.5 + account.shared_s
     assert account.difference_s == 30 - account.accounted_s
     facts = json.loads(json.dumps(account.facts()))
     [hist] = [feature for feature in facts["features"] if feature["name"] == "hist"]
@@ -106,3 +110,35 @@ def test_features_without_fits_are_refused(tmp_path: Path):
     plan = costly_plan(tmp_path, features={"categorical": {"item": [{"vocabulary": {}}]}, "label": {"clicked": []}})
     with pytest.raises(PlanError, match="feedline fit"):
         measure_costs(plan)
+
+
+def strings(rng: np.random.Generator, rows: int) -> pa.Array:
+    return pa.array([f"value-{number:x}" for number in rng.integers(0, 100_000, rows)])
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "a column": {"rows": 262_144, "features": {"dense": {"price": [{"fill_null": 0}]}, "label": {"clicked": []}}},
+    "wide": {
+        "rows": 16_384,
+        "features": {
+            "dense": {f"x{number}": {"column": f"x{number}", "ops": [{"fill_null": 0}]} for number in range(100)},
+            "label": {"clicked": []},
+        },
+        "columns": {f"x{number}": lambda rng, rows: rng.random(rows).astype(np.float32) for number in range(100)},
+    },
+    "strings": {
+        "rows": 65_536,
+        "features": {"categorical": {"word": [{"hash_bucket": 1000}]}, "label": {"clicked": []}},
+        "columns": {"word": strings},
+    },
+    "lists": {"rows": 32_768, "list_mean": 40},
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_are_near_whole_blocks_whatever_the_table(shape: str, tmp_path: Path):
+    given: dict[str, Any] = {"list_mean": 2, **SHAPES[shape]}
+    path = costly_pipeline(tmp_path, row_group_rows=given["rows"], **given)
+    account = measure_apart(load_spec(path, {}), str(path), {}).account
+    assert abs(account["difference_s"]) < 0.35 * account["block_s"]["cpu_s"]
