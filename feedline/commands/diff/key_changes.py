@@ -20,9 +20,9 @@ _DECIDES: dict[str, Decides] = {
     **dict.fromkeys(("sources", "mix", "batch", "shuffle", "lanes"), "plan"),
     **dict.fromkeys((f"source.{key}" for key in ("where", "sample", "exclude", "follow", "split_rows")), "plan"),
     "source": "snapshot",
-    **dict.fromkeys(("source.decoder", "source.row_key"), "run"),
+    **dict.fromkeys((f"source.{key}" for key in ("decoder", "row_key", "max_bad_files", "max_bad_rows")), "run"),
     **dict.fromkeys(("features", "dedup", "on_nonfinite"), "features"),
-    **dict.fromkeys(("artifacts", "fit", "name"), "artifacts"),
+    **dict.fromkeys(("artifacts", "fit", "name", "work_dir"), "artifacts"),
 }
 # Features are compared one by one, beside this.
 _APART = ("features",)
