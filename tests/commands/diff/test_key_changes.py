@@ -95,3 +95,20 @@ def test_values_are_shown_without_passwords_and_features_apart(place: Place):
     secret = load_spec(path, {"work_dir": "s3://me:secret@host/bucket", "features.dense.dense_0": []})
     [change] = describe_keys(load_spec(path), secret)
     assert (change["key"], change["b"], change["decides"]) == ("work_dir", "s3://host/bucket", "artifacts")
+
+
+def test_keys_of_all_sources_and_of_their_mix_are_compared(place: Place):
+    """Also where one of them is looked at: what another one is decides which rows come when."""
+    one, two = ({"name": name, "table": str(place.table), "weight": 1} for name in "ab")
+    a = place.write("a.yaml", source=None, sources=[one, two])
+    changed = {**one, "where": "dense_2 > 0.5", "row_key": "request_id"}
+    b = place.write("b.yaml", source=None, sources=[{**two, "weight": 3}, changed], mix={"stop": "all"})
+    specs = [load_spec(path).for_source("a") for path in (a, b)]
+    assert {each["key"]: each["decides"] for each in describe_keys(specs[0], specs[1])} == {
+        "sources.a.where": "plan",
+        "sources.a.row_key": "run",
+        "sources.b.weight": "plan",
+        "order of sources": "plan",
+        "mix.stop": "plan",
+    }
+    assert decides("sources.a.table") == "snapshot"
