@@ -5,6 +5,7 @@ Runs in: the process that profiles. No page is read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -134,6 +135,8 @@ def _with_range(column: ColumnProfile, low: Any, high: Any) -> ColumnProfile:
         return replace(column, first=iso(low), last=iso(high), range_exact=True)
     if column.numbers is None or column.role not in ("numeric", "category"):
         return column
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return replace(column, constant=column.constant and low == high)  # the finite ends are in no footer
     is_integer = isinstance(low, int)
     ends = (int(low), int(high)) if is_integer else (float(low), float(high))
     numbers: NumberFacts = replace(column.numbers, min=ends[0] + 0, max=ends[1] + 0)

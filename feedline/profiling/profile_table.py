@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from feedline.profiling.candidates import find_labels, find_times
 from feedline.profiling.column_measures import SampledColumn, frame_column, measure_column
 from feedline.profiling.disguises import LabelValues
+from feedline.profiling.distinct_values import count_distinct, frequent_values
 from feedline.profiling.footer_measures import (
     FooterRanges,
     StoredColumn,
@@ -41,6 +42,7 @@ from feedline.warehouse.storage.parallel import in_threads
 
 __all__ = ["ProfileOptions", "profile_table"]
 
+_MOST_CLASSES = 100  # of a label, whose values are all kept
 _CERTAIN = 0.5  # the score from which on the best candidate of a label or a time is taken
 _COMPARED_ROLES = ("numeric", "category", "string", "list")  # of columns that are compared with the label
 _LEAST_SESSION = 0.15  # the score of the weakest session candidate that is listed
@@ -77,10 +79,13 @@ def table_facts_of(taken: TableSample, options: ProfileOptions) -> TableFacts:
     label = options.label or (labels[0].column if labels and labels[0].score >= _CERTAIN else None)
     time = options.time or (times[0].column if times and times[0].score >= _CERTAIN else None)
     columns = _compare(columns, taken, label, time)
+    columns = [_with_classes(each, sample.rows, options) if each.name == label else each for each in columns]
     sessions = _sessions(columns, taken, options.session, label)
     reasons = {each.column: each.reason for each in labels}, {each.column: each.reason for each in times}
     columns = [
         replace(column, label_like=reasons[0].get(column.name), time_like=reasons[1].get(column.name))
+        if column.time_like or column.name in reasons[0] or column.name in reasons[1]
+        else column
         for column in columns
     ]
     return TableFacts(
@@ -124,14 +129,15 @@ def _measure_columns(taken: TableSample, options: ProfileOptions, selected_rows:
         column = SampledColumn(
             field=field,
             values=sample.rows[name] if here else pa.chunked_array([], field.type),
-            runs=sample.row_group if here else sample.row_group[:0],
+            runs=sample.places if here else sample.places[:0],
             borders=borders if here else borders[:0],
             whole=sample.whole,
             table_rows=selected_rows,
             shown=options.values or name in snapshot.partition_columns,
         )
-        profile = replace(measure_column(column), partition=name in snapshot.partition_columns)
-        why = sample.unreadable.get(name)
+        profile, why = measure_column(column), sample.unreadable.get(name)
+        if name in snapshot.partition_columns:
+            return replace(profile, partition=True)
         return profile if why is None else replace(profile, role="unsupported", reason=why)
 
     names = snapshot.schema.names
@@ -147,6 +153,15 @@ def _with_storage(column: ColumnProfile, stored: dict[str, StoredColumn]) -> Col
     if how is None:
         return column
     return replace(column, bytes_per_row=how.bytes_per_row, encodings=how.encodings, codecs=how.codecs)
+
+
+def _with_classes(label: ColumnProfile, rows: pa.Table, options: ProfileOptions) -> ColumnProfile:
+    """The label with the shares of all its values, if they are few."""
+    if label.vocabulary is None or label.role == "list" or label.vocabulary.sample > _MOST_CLASSES:
+        return label
+    _, counts = count_distinct(frame_column(rows[label.name]), None, 0)
+    shown = options.values or label.role != "string"
+    return replace(label, frequent=frequent_values(counts, shown=shown, most=_MOST_CLASSES))
 
 
 def _compare(
@@ -176,7 +191,8 @@ def _compare(
         if against is not None and column.name != label and column.role in _COMPARED_ROLES:
             distinct = rows.num_rows if column.vocabulary is None else column.vocabulary.sample
             disguise, correlation = against.compare(series, distinct)
-            column = replace(column, disguise=disguise, correlation=correlation)
+            shared = against.shared_nulls(series)
+            column = replace(column, disguise=disguise, correlation=correlation, shared_nulls=shared)
         ordered = column.role in ("numeric", "category", "time") and series.dtype != pl.Boolean
         if times is not None and column.name != time and ordered:
             column = replace(column, time_order=times.direction(series))
@@ -199,7 +215,7 @@ def _sessions(
     sampled = set(sample.rows.column_names)
     read = [column for column in columns if column.name in sampled]
     names = candidate_columns(read, sample.rows.num_rows)
-    if chosen is not None and sample.rows.num_rows:
+    if chosen in sampled and sample.rows.num_rows:
         names = [chosen, *(name for name in names if name != chosen)]
     row_bytes = {
         column.name: size

@@ -141,6 +141,38 @@ def test_odd_names_are_kept(tmp_path: Path):
     assert {column.rows for column in facts.columns} == {2}
 
 
+def test_a_name_with_a_nul_is_left_out(tmp_path: Path):
+    """Frames would end the process with a panic; `--session` and the others name it, too."""
+    columns = {"clicked": [0, 1] * 50, "a\0b": [f"u{index // 8}" for index in range(100)], "user_id": [1, 2] * 50}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    for option in ("label", "time", "session"):
+        found = profile(tmp_path / "t.parquet", **{option: "a\0b"}).column("a\0b")
+        assert (found.role, found.reason) == ("unsupported", "its name holds a NUL character, which frames cannot have")
+
+
+def test_infinities_are_no_ends_of_a_range(tmp_path: Path):
+    pq.write_table(pa.table({"x": [1.0, float("inf"), 3.0, -float("inf")]}), tmp_path / "t.parquet")
+    numbers = profile(tmp_path / "t.parquet").column("x").numbers
+    assert numbers is not None
+    assert (numbers.min, numbers.max, numbers.inf_rate) == (1.0, 3.0, 0.5)
+
+
+def test_all_classes_of_a_label_are_kept_and_nulls_that_it_shares(tmp_path: Path):
+    """Ten classes; one column is null where the label is, and another anywhere."""
+    rows = np.arange(1_000)
+    missing = np.random.default_rng(0).random(1_000) < 0.1
+    columns = {
+        "late": pa.array(rows.astype(float), mask=missing),
+        "other": pa.array(rows.astype(float), mask=np.random.default_rng(1).random(1_000) < 0.1),
+        "species": pa.array(rows % 10, mask=missing),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    facts = profile(tmp_path / "t.parquet", label="species")
+    assert {value.value for value in facts.column("species").frequent} == set("0123456789")
+    assert facts.column("late").shared_nulls == pytest.approx(1)
+    assert abs(facts.column("other").shared_nulls or 1) < 0.2
+
+
 def test_every_stored_type_is_described(tmp_path: Path):
     values = {
         "nulls": pa.nulls(3),

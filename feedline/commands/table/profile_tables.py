@@ -149,7 +149,7 @@ def bar_of(column: ColumnProfile) -> str:
     """A histogram of numbers, or the shares of the most frequent values, in a few characters."""
     if column.numbers is not None and column.numbers.histogram is not None and column.role != "category":
         return _bars(_merged(column.numbers.histogram)) + (" log" if column.numbers.histogram.log else "")
-    return _bars([value.share for value in column.frequent])
+    return _bars([value.share for value in column.frequent[:_BAR]])
 
 
 def _merged(histogram: Histogram) -> list[float]:
