@@ -3,29 +3,39 @@
     python benchmarks/metrics_scrape.py             8 ranks, with a cache
     python benchmarks/metrics_scrape.py --ranks 64
 
-Serves the metrics of a status as a feeder does, scrapes them over HTTP in the format that Prometheus asks for, prints
-the CPU time of the process that answers and the time to the answer (medians, in milliseconds), series and bytes;
-`--json` prints one object. The target is 5 ms for the ranks of a host.
+Serves the metrics of a status as a feeder does, scrapes them over HTTP in the format and compression that Prometheus
+asks for, prints the CPU time of the process that answers and the time to the answer (medians, in milliseconds), series
+and bytes; `--json` prints one object. The target is 5 ms. Each scrape finds other numbers, as it does in a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import http.client
+import itertools
 import json
+import random
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederStatus, PlanStatus, RankStatus
 from feedline.service.monitoring.feeder_metrics import FEEDER_METRICS
-from feedline.service.monitoring.metric_server import StateCollector, serve_metrics
+from feedline.service.monitoring.metric_server import serve_metrics
 from feedline.spec.monitoring_section import MetricsSpec
 
-_FORMAT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+_HEADERS = {
+    "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
+    "Accept-Encoding": "gzip",
+}
+# Numbers that differ from scrape to scrape.
+_STATUSES = 5
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -37,17 +47,26 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def status_of(ranks: int) -> FeederStatus:
-    """A feeder in the middle of an epoch, with all that it may count."""
+def status_of(ranks: int, generator: random.Random) -> FeederStatus:
+    """A feeder in the middle of an epoch, with all that it may count, and numbers drawn."""
     plan = PlanStatus(plan="p", snapshot="s", rows=10**9, rows_dropped=77, steps=10**5, batch_size=8192)
-    cached = CacheCounts(found=123_456, computed=654, nbytes_read=10**12, nbytes_written=10**9, waited_s=1.23456)
-    delivery = BlockStats(blocks=12_345, nbytes_read=10**12, read_s=1234.5678, transform_s=234.5678, cached=cached)
-    stats = FeederStats(batches=54_321, rows=54_321 * 8192, nbytes=10**12, steps=10**5, delivery=delivery)
-    problems = {"null": 12_345_678, "nonfinite": 0, "unknown": 87_654, "expectation": 1}
-    each = [
-        RankStatus(rank=rank, state="feeding", stats=stats, stalled_s=12.345678, plan=plan, problems=problems)
-        for rank in range(ranks)
-    ]
+
+    def drawn(value: Any, **others: Any) -> Any:
+        """The value with other numbers, in the fields that are numbers and not among the given ones."""
+        numbers: dict[str, Any] = {}
+        for field in fields(value):
+            before = getattr(value, field.name)
+            if field.name not in others and type(before) in (int, float):
+                number = generator.expovariate(1e-6)
+                numbers[field.name] = int(number) if type(before) is int else number
+        return replace(value, **numbers, **others)
+
+    each = []
+    for rank in range(ranks):
+        delivery = drawn(BlockStats(), cached=drawn(CacheCounts()))
+        problems = {kind: generator.randrange(10**6) for kind in ("null", "nonfinite", "unknown", "expectation")}
+        status = RankStatus(rank=rank, state="feeding", stats=drawn(FeederStats(), delivery=delivery))
+        each.append(drawn(status, rank=rank, plan=plan, problems=problems))
     now_s = time.time()
     return FeederStatus(
         job="clicks-1234abcd",
@@ -71,23 +90,26 @@ def status_of(ranks: int) -> FeederStatus:
 
 def measure(ranks: int, scrapes: int) -> dict[str, float]:
     """Scrape so many times. CPU time is that of this process, less that of asking."""
-    status = status_of(ranks)
+    generator = random.Random(0)
+    statuses = itertools.cycle([status_of(ranks, generator) for _ in range(_STATUSES)])
     took_s, cpu_s = list[float](), list[float]()
-    with serve_metrics(MetricsSpec(), StateCollector(FEEDER_METRICS, lambda: status), {}) as server:
+    with serve_metrics(MetricsSpec(), FEEDER_METRICS, lambda: next(statuses), {}) as server:
         connection = http.client.HTTPConnection(server.address, timeout=60)
         for _ in range(scrapes):
             begun_s, begun_cpu_s, asking_s = time.perf_counter(), time.process_time(), time.thread_time()
-            connection.request("GET", "/metrics", headers={"Accept": _FORMAT})
-            content = connection.getresponse().read()
+            connection.request("GET", "/metrics", headers=_HEADERS)
+            answer = connection.getresponse().read()
             asking_s = time.thread_time() - asking_s
             took_s.append(time.perf_counter() - begun_s)
             cpu_s.append(time.process_time() - begun_cpu_s - asking_s)
         connection.close()
+    content = gzip.decompress(answer)
     series = sum(not line.startswith("#") for line in content.decode().splitlines())
     return {
         "ranks": ranks,
         "series": series,
         "bytes": len(content),
+        "sent_bytes": len(answer),
         "cpu_ms": round(statistics.median(cpu_s) * 1e3, 3),
         "answer_ms": round(statistics.median(took_s) * 1e3, 3),
     }
@@ -101,7 +123,7 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(found))
     else:
         print(
-            f"{options.ranks} ranks: {found['series']} series, {found['bytes']:,} bytes: "
+            f"{options.ranks} ranks: {found['series']} series, {found['bytes']:,} bytes, {found['sent_bytes']:,} sent: "
             f"{found['cpu_ms']:.2f} ms of CPU time, answered in {found['answer_ms']:.2f} ms"
         )
 

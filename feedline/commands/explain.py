@@ -5,6 +5,8 @@ Runs in: the process of the command; without --attach and --last beside a feeder
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, Pi
 from feedline.commands.display.consoles import print_facts
 from feedline.commands.display.explain_page import explain_page
 from feedline.commands.display.explain_table import explain_view
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.run import RunRequest, Stop, feeder_accesses
 from feedline.errors import FeedlineError, SpecError
 from feedline.explain.costs.cost_process import ALONE_S, ATTACHED_S, MeasuredCosts, measure_apart
@@ -23,6 +26,7 @@ from feedline.explain.observed_runs import explain_last, watch_feeders
 from feedline.explain.short_run import run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.ring.status_files import live_statuses
+from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores
 from feedline.service.scaling.demand import job_name
 from feedline.service.status.last_runs import last_status
@@ -64,7 +68,7 @@ def explain(
     spec = load_spec(pipeline, values := parse_overrides(overrides or []))
     store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
-    with stop.on_signals():
+    with stop.on_signals(), ProgressLine():
         if last:
             found = explain_last(spec, last_status(spec), store_bytes_per_s=store_bytes_per_s)
         elif attached:
@@ -74,8 +78,8 @@ def explain(
             )
         else:
             found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
-    cost_s = cost_s if cost_s is not None else ATTACHED_S if attached else ALONE_S
-    facts = explained_with_costs(found, *_costs(pipeline, values, spec, cost_s, attached, stop))
+        cost_s = cost_s if cost_s is not None else ATTACHED_S if attached else ALONE_S
+        facts = explained_with_costs(found, *_costs(pipeline, values, spec, cost_s, attached, stop))
     if html is not None:
         html.write_text(explain_page(facts), encoding="utf-8")
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
@@ -101,10 +105,16 @@ def _costs(
     """What features cost; or None, and why."""
     if budget_s == 0 or stop():
         return None, "not measured"
+    began_s = time.monotonic()
+
+    def look() -> bool:
+        seconds = int(time.monotonic() - began_s)
+        report_progress("measuring costs", seconds, math.ceil(budget_s) if seconds <= budget_s else None, "s")
+        return stop()
+
     try:
-        return measure_apart(
-            spec, str(pipeline.absolute()), values, budget_s=budget_s, attached=attached, stop=stop
-        ), ""
+        file = str(pipeline.absolute())
+        return measure_apart(spec, file, values, budget_s=budget_s, attached=attached, stop=look), ""
     except FeedlineError as error:
         return None, str(error)
 

@@ -289,7 +289,8 @@ def _report(feeder: Feeder, events: threading.Lock, pipe: _EventPipe) -> None:
             continue
         with events:
             for session in (sessions if ticks % 5 == 0 else new) & set(feeder.sessions):
-                pipe.put(FeederEvent(type="stats", rank=session.rank, stats=session.counters.stats()))
+                stats, planning = session.counters.stats(), session.planning
+                pipe.put(FeederEvent(type="stats", rank=session.rank, stats=stats, planning=planning))
 
 
 class _EventPipe:

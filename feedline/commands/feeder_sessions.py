@@ -29,7 +29,7 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder_process import ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
-from feedline.service.monitoring.feeder_watch import watch_feeder
+from feedline.service.monitoring.feeder_watch import remove_dead_targets, watch_feeder
 from feedline.service.scaling.demand import Demand, feeder_name, job_name
 from feedline.service.status.status_gatherer import StatusGatherer
 from feedline.spec import PipelineSpec, load_spec
@@ -115,7 +115,9 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
     report = None if demand is None else demand.first_report()
     # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
     in_thread = early or spec.cluster.kind != "threads"
-    cluster = open_cluster(spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code)
+    cluster = open_cluster(
+        spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code, metrics=spec.metrics
+    )
     planner = status = None
     try:
         if not early:
@@ -146,6 +148,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
         cluster.close()  # native code of tasks must not run in threads when the interpreter ends
         if planner is not None:
             planner.close()
+        remove_dead_targets(spec.metrics)  # of workers that were killed
 
 
 def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart, plans: Sequence[RunPlan]) -> RunPlan:

@@ -293,6 +293,7 @@ def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankVie
         waits="",  # there is no trainer
         blocks=_blocks(view.feeder),
         found=_found(view.feeder),
+        planning=view.planning,
     )
 
 
@@ -310,9 +311,10 @@ def trainer_view(rank: RankReports, recent: RecentRates, epochs: int) -> RankVie
     )
     change = recent.add(counters)
     waiting = max(("feeder", change.feeder), ("trainer", change.trainer), key=itemgetter(1))
+    state = "feeding" if rank.planning is None else "planning"
     return RankView(
         rank=rank.rank,
-        state="feeding" if rank.trainer else "waiting",
+        state=state if rank.trainer else "waiting",
         epoch=stats.epoch,
         epochs=epochs,
         step=stats.step,
@@ -324,6 +326,7 @@ def trainer_view(rank: RankReports, recent: RecentRates, epochs: int) -> RankVie
         waits=waiting[0] if waiting[1] > _WAIT_SHARE else "",
         blocks=_blocks(rank.stats),
         found=_found(rank.stats),
+        planning=rank.planning,
     )
 
 

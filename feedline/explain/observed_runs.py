@@ -5,6 +5,7 @@ Runs in: the process of `feedline explain`. Feeders write their status anyway: n
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -15,6 +16,7 @@ from feedline.loader.limits.capacities import capacity_of
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FeederStatus, RankStatus
+from feedline.progress import report_progress
 from feedline.spec import PipelineSpec
 
 _LOOK_S = 0.5  # feeders write every two seconds
@@ -47,6 +49,7 @@ def watch_feeders(
             raise _nothing_runs(spec, statuses())
         if stop() or waited_s >= seconds:
             break
+        report_progress("watching", int(waited_s), math.ceil(seconds), "s")
         pause(_LOOK_S)
         waited_s += _LOOK_S
     ranks = [each for history in seen.values() for each in _ranks_of(spec, history, store_bytes_per_s)]

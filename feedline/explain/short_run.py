@@ -6,6 +6,7 @@ first batch; epochs follow each other until it is over.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from feedline.loader.limits.run_facts import RunFacts
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.wire.facts import FeederStats, Hello
+from feedline.progress import report_progress
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.spec import PipelineSpec
 
@@ -94,7 +96,12 @@ def _sample(
 ) -> None:
     """Read the counts every `sample_s`, from the first batch on, until the time is over or the drain has ended."""
     tick = threading.Event()
+    opened_s = time.perf_counter()
     while not stop() and not progress.done and not progress.rows:
+        if (planning := progress.planning) is not None:
+            report_progress(planning.phase, planning.done, planning.total, planning.unit)
+        else:
+            report_progress("planning", int(time.perf_counter() - opened_s), None, "s")
         tick.wait(_LOOK_S)
     if not progress.rows:
         return
@@ -104,6 +111,7 @@ def _sample(
     while True:
         due_s = min(readings[-1].at_s + sample_s, began_s + seconds)
         while not (is_over := stop() or progress.done) and time.perf_counter() < due_s:
+            report_progress("running", int(time.perf_counter() - began_s), math.ceil(seconds), "s")
             tick.wait(min(_LOOK_S, max(0.001, due_s - time.perf_counter())))
         readings.append(_read(progress))
         if is_over or readings[-1].at_s >= began_s + seconds:
@@ -111,10 +119,11 @@ def _sample(
 
 
 def _read(progress: DrainProgress) -> _Reading:
+    now_s = time.perf_counter()
     return _Reading(
-        at_s=time.perf_counter(),
+        at_s=now_s,
         rows=progress.rows,
-        wait_s=progress.wait_s,
+        wait_s=progress.wait_s if progress.feed is None else progress.feed.stats.wait_until(now_s),
         stats=progress.feeder or FeederStats(),
     )
 

@@ -16,6 +16,7 @@ from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.wire.facts import FeederStats, Hello
+from feedline.progress import Progress
 
 
 @dataclass(slots=True)
@@ -39,11 +40,17 @@ class DrainProgress:
     done: bool = False
     stopped: bool = False  # before the end
     thread: threading.Thread | None = None
+    feed: FeederClient | None = None
 
     @property
     def feeder(self) -> FeederStats | None:
         """The feeder's last counts."""
         return None if self.reports is None else self.reports.stats
+
+    @property
+    def planning(self) -> Progress | None:
+        """The progress of its plan; None once that is there, or where nothing is known."""
+        return None if self.feed is None or self.answer is not None else self.feed.reports.planning
 
 
 def drain(
@@ -58,7 +65,7 @@ def drain(
     """Receive and discard `epochs` epochs; records progress and errors in `progress`. train: called with the rows of
     each batch, which is held meanwhile."""
     try:
-        answer = feed.open(hello)
+        answer = feed.open(hello, watched=True)
         progress.answer, progress.reports = answer, feed.reports
         start_s = time.perf_counter()
         for epoch in range(epochs):
@@ -108,7 +115,7 @@ def start_draining(
     train: Callable[[int], object] = lambda rows: None,
 ) -> DrainProgress:
     """Start `drain` in a thread."""
-    progress = DrainProgress(rank=rank)
+    progress = DrainProgress(rank=rank, feed=feed)
     progress.thread = threading.Thread(
         target=drain,
         args=(feed, hello, progress),

@@ -14,6 +14,7 @@ from feedline.commands.run import RunRequest, feeder_accesses
 from feedline.errors import FeedlineError
 from feedline.explain.explanation import Explanation
 from feedline.explain.short_run import run_shortly
+from feedline.progress import Progress, on_progress
 from feedline.spec import load_spec
 
 
@@ -44,7 +45,11 @@ def test_a_trainer_of_a_slow_pace_is_the_limit(place: Place):
 
 
 def test_epochs_follow_each_other_until_the_time_is_over(place: Place):
-    found = explained(place.write(), seconds=1.0)
+    seen: list[Progress] = []
+    with on_progress(seen.append):
+        found = explained(place.write(), seconds=1.0)
+    assert seen[0].phase == "planning"
+    assert seen[-1].text() == "running: 0 of 1 s"
     facts = [sample for sample in found.slowest.samples if sample.rows]
     assert sum(sample.blocks for sample in facts) > 0
     assert found.slowest.verdict().trainer_wait is None

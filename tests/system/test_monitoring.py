@@ -52,7 +52,7 @@ def scrape(target: str) -> dict[str, Metric]:
 def targets(folder: Path) -> dict[str, str]:
     """The targets of file_sd by role."""
     groups = [group for path in sorted(folder.glob("*.json")) for group in json.loads(path.read_text())]
-    return {group["labels"]["role"]: group["targets"][0] for group in groups}
+    return {group["labels"]["feedline_role"]: group["targets"][0] for group in groups}
 
 
 def value(families: dict[str, Metric], name: str, **labels: str) -> float:

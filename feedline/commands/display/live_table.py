@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feedline.commands.display.progress_line import format_duration
+from feedline.commands.display.progress_line import PhasePace, format_duration, progress_text
+from feedline.progress import Progress
 
 _REDRAWS_PER_S = 4  # on a terminal
 _LINE_S = 5.0  # between lines elsewhere: the log of a job
@@ -69,7 +70,7 @@ class RecentRates:
 class RankView:
     """The displayed state of a rank. epoch: from 0; waits: the side that waits, "trainer", "feeder" or "".
     blocks: those in flight, and their limit ("2/3"). found: the share of features that the cache had (None: no cache).
-    Both are for lines: a table has no room."""
+    planning: the progress of its plan, before that is there. These are for lines: a table has no room."""
 
     rank: int
     state: str
@@ -84,6 +85,7 @@ class RankView:
     waits: str
     blocks: str = ""
     found: float | None = None
+    planning: Progress | None = None
 
     @property
     def remaining_s(self) -> float | None:
@@ -95,12 +97,14 @@ class RankView:
 
 
 class LiveTable:
-    """A live display in a `with` block; `show` is cheap to call often."""
+    """A live display in a `with` block; `show` is cheap to call often. While all ranks plan, it is a line of progress,
+    and then a table."""
 
     def __init__(self, console: Console, *, title: str) -> None:
         self._console = console
         self._title = title
         self._live: Live | None = None
+        self._pace = PhasePace()
         self._last_line_s = 0.0
         self._last_lines: list[str] = []
 
@@ -120,13 +124,23 @@ class LiveTable:
         """Show the ranks. force: off a terminal, at once, unless the last lines say the same."""
         now = time.monotonic()
         if self._live is not None:
-            self._live.update(display(self._console, self._title, views), refresh=True)
+            self._live.update(self._display(views, now), refresh=True)
         elif force or now - self._last_line_s >= _LINE_S:
             lines = [line(view) for view in views]
             if not force or lines != self._last_lines:
                 self._last_line_s, self._last_lines = now, lines
                 for text in lines:
                     self._console.print(text, highlight=False, soft_wrap=True)
+
+    def _display(self, views: Sequence[RankView], now_s: float) -> RenderableType:
+        if any(view.state != "planning" for view in views):
+            return display(self._console, self._title, views)
+        progress = next((view.planning for view in views if view.planning is not None), None)
+        if progress is None:
+            return Text("planning")
+        self._pace.add(progress, now_s)
+        text = progress_text(progress, self._pace.rate, self._pace.left_s(now_s), width=self._console.width)
+        return Text(text, no_wrap=True)
 
 
 def display(console: Console, title: str, views: Sequence[RankView]) -> Table | Group:
@@ -162,7 +176,7 @@ def _table(title: str, views: Sequence[RankView]) -> Table:
 def line(view: RankView) -> str:
     """Render a rank in one full line, for output other than a terminal."""
     if not view.steps:
-        return f"rank {view.rank} {view.state}"
+        return f"rank {view.rank} {view.state}" + ("" if view.planning is None else f": {view.planning.text()}")
     eta = "" if view.remaining_s is None else f", ETA {format_duration(view.remaining_s)}"
     fill = "" if view.ring_fill is None else f", ring {view.ring_fill:.0%} full"
     waits = f", {view.waits} waits" if view.waits else ""

@@ -123,7 +123,7 @@ class PhasePace:
 def progress_text(progress: Progress, rate: float, left_s: float | None, *, width: int) -> str:
     """Render progress within a width: `counting: 1,000 of 2,000 rows (50%), 120 rows/s, ETA 0:08`, or less of it."""
     share = "" if not progress.total else f"{min(progress.done / progress.total, 1):.0%}"
-    speed = f", {progress.rate(rate)}" if rate > 0 else ""
+    speed = f", {progress.rate(rate)}" if rate > 0 and progress.unit != "s" else ""
     eta = "" if left_s is None else f", ETA {format_duration(left_s)}"
     full = progress.text() + (f" ({share})" if share else "")
     short = f"{progress.phase}: {share or progress.amount()}"

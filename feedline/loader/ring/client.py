@@ -37,19 +37,27 @@ _STALL_REPORT_S = 0.5
 
 @dataclass(slots=True)
 class ClientStats:
-    """Batches received, their bytes, and seconds spent waiting for them, since the first call."""
+    """Batches received, their bytes, and seconds spent waiting for them, since the first call. waiting_since_s: the
+    clock when a wait that has not ended began."""
 
     batches: int = 0
     nbytes: int = 0
     wait_s: float = 0.0
+    waiting_since_s: float | None = None
+
+    def wait_until(self, now_s: float) -> float:
+        """Seconds of waiting, with the wait that has not ended; any thread may ask."""
+        since_s, waited_s = self.waiting_since_s, self.wait_s
+        return waited_s if since_s is None else waited_s + max(0.0, now_s - since_s)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time of a `with` block as waiting."""
-        start_s = time.perf_counter()
+        self.waiting_since_s = start_s = time.perf_counter()
         try:
             yield
         finally:
+            self.waiting_since_s = None
             self.wait_s += time.perf_counter() - start_s
 
 
@@ -87,14 +95,14 @@ class FeederClient:
         """Attach to a waiting feeder or start one. Returns at once, before the feeder is ready."""
         self._connection.start()
 
-    def open(self, hello: Hello) -> Answer:
+    def open(self, hello: Hello, *, watched: bool = False) -> Answer:
         """Request a plan and wait for the answer. Raises the feeder's error, or BatchTimeoutError if it takes longer
-        than a batch may; the stream keeps its plan."""
+        than a batch may; the stream keeps its plan. watched: `reports.planning` is the progress meanwhile."""
         start_s = time.perf_counter()
         while True:
             try:
                 self._connection.connect()
-                answer = self._connection.ask(hello, since_s=start_s, timeout_s=self.timeout_s)
+                answer = self._connection.ask(hello, since_s=start_s, timeout_s=self.timeout_s, watched=watched)
             except ChannelClosedError:
                 self._connection.abandon()
             else:

@@ -28,6 +28,7 @@ from feedline.loader.ring.slots import RingReader
 from feedline.loader.wire import ring_messages
 from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
 from feedline.native.ring import Arrival
+from feedline.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -233,6 +234,8 @@ class FeederConnection:
         while self._failure is None and (arrival := channel.receive_other()) is not None:
             if arrival[0] == b"E":
                 self.queue.append(arrival)
+            elif arrival[0] == b"S":
+                self.reports.receive(arrival[1])
             else:
                 self._file(arrival, reader)
 
@@ -250,10 +253,7 @@ class FeederConnection:
         raise from_wire(failure.name, failure.message)
 
     def _file(self, arrival: Arrival, reader: RingReader) -> None:
-        """Handle a report or a message."""
-        if arrival[0] == b"S":
-            self.reports.receive(arrival[1])
-            return
+        """Handle a message."""
         _, message, fd = arrival
         match message:
             case ring_messages.NewGeneration():
@@ -268,6 +268,8 @@ class FeederConnection:
                 self._failure = message
             case ring_messages.PlanAnswer() if message.number == self._hello_number:
                 self._facts = message
+            case Progress():
+                self.reports.planning = message
             case ring_messages.Diagnosis():
                 self._diagnosis = message.text
             case ring_messages.DataWarnings():
@@ -301,13 +303,17 @@ class FeederConnection:
                 raise BatchTimeoutError(f"{text}\nRaise `timeout`, or see what keeps the feeder from delivering")
             logger.warning("%s", text)
 
-    def ask(self, hello: Hello, *, since_s: float | None = None, timeout_s: float | None = None) -> Answer:
-        """Send a hello and wait for its answer, as `wait`; the answer to an earlier, interrupted hello is skipped."""
+    def ask(
+        self, hello: Hello, *, since_s: float | None = None, timeout_s: float | None = None, watched: bool = False
+    ) -> Answer:
+        """Send a hello and wait for its answer, as `wait`; the answer to an earlier, interrupted hello is skipped.
+        watched: `reports` have the progress meanwhile."""
+        since_s = time.perf_counter() if since_s is None else since_s
         with self.transaction:
-            self.current = self._facts = None
+            self.current = self._facts = self.reports.planning = None
             self._hello_number += 1
             self.raise_failure()
-            self.send(ring_messages.PlanRequest(number=self._hello_number, hello=hello))
+            self.send(ring_messages.PlanRequest(number=self._hello_number, hello=hello, watched=watched))
         while True:
             with self.transaction:
                 self.receive()

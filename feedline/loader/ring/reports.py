@@ -15,6 +15,7 @@ from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.facts import FeederStats
+from feedline.progress import Progress
 
 _THROUGH = struct.Struct("<q")
 
@@ -37,7 +38,8 @@ class EpochCounts:
 
 
 class FeederReports:
-    """The last report of each kind: the feeder's `stats`, and the quality of the features' values."""
+    """The last report of each kind: the feeder's `stats`, the quality of the features' values, and the progress of a
+    plan that is waited for, if it is watched."""
 
     def __init__(self) -> None:
         self._stats = pack(FeederStats())
@@ -45,6 +47,7 @@ class FeederReports:
         self._quality: tuple[list[Quality], dict[int, bytes]] = ([], {})
         self._first_stream = 0  # late reports on earlier streams are dropped: this one includes their counts
         self.warnings: list[str] = []  # not taken yet
+        self.planning: Progress | None = None
 
     def receive(self, packet: bytes) -> None:
         """Take a report (see `report_packet`). Other streams have ended, so their counts are summed."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.notebook.notebook_table import notebook_table
+from feedline.progress import Progress
 
 # A feeder's events are lines on its standard output that begin so; the other lines are the libraries'.
 EVENT_PREFIX = '{"wire": '
@@ -278,8 +279,8 @@ class FeederEvent:
     """An event of a rank of a feeder of `feedline run`, or the feeder's death, which the supervisor detects.
 
     ready: it waits for a trainer (dashboard, pid). refused: another feeder serves the rank (error). trainer: one
-    attached (pid). plan: the plan is ready. stats: progress. left: the trainer left (error, stats, quality, as bytes).
-    died: the feeder of these ranks died (status).
+    attached (pid). plan: the plan is ready. stats: progress; planning: of a plan that is not ready. left: the
+    trainer left (error, stats, quality, as bytes). died: the feeder of these ranks died (status).
     """
 
     type: Literal["ready", "refused", "trainer", "plan", "stats", "left", "died"]
@@ -288,6 +289,7 @@ class FeederEvent:
     pid: int | None = None
     plan: PlanFacts | None = None
     stats: FeederStats | None = None
+    planning: Progress | None = None
     quality: bytes | None = None
     error: str | None = None
     status: int | None = None

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
+from feedline.progress import Progress
 from feedline.version import VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A trainer requests a plan. number: of its requests, which answers and errors repeat. feedline: its version."""
+    """A trainer requests a plan. number: of its requests, which answers and errors repeat. feedline: its version.
+    watched: about once a second, the feeder sends the `Progress` of planning."""
 
     number: int
     hello: Hello
+    watched: bool = False
     feedline: str = VERSION
 
 
@@ -147,6 +150,7 @@ FROM_FEEDER: dict[str, type[Any]] = {
     "welcome": Welcome,
     "busy": FeederBusy,
     "leaving": FeederLeaving,
+    "progress": Progress,
     "facts": PlanAnswer,
     "map": NewGeneration,
     "retire": RetiredGeneration,

@@ -26,6 +26,7 @@ from feedline.service.cluster.reserved_port import ReservedPort
 from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.service.monitoring.finished_block import ObserveBlock
 from feedline.spec.cluster_section import ClusterSpec
+from feedline.spec.monitoring_section import MetricsSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Cluster(ABC):
     """The pipeline's cluster, which is connected to, and started unless `spec` names a scheduler.
 
     early: return before it is up; what needs it waits for it, and raises the ClusterError of a failed start. Workers
-    are then checked before their first task, with `code`, the user's functions. scratch, elastic, report: see
+    are then checked before their first task, with `code`, the user's functions. scratch, elastic, report, metrics: see
     `open_dask`.
 
     packed: whether results leave a worker's process. door: where a dashboard is asked for that is not up. share: of a
@@ -66,12 +67,13 @@ class Cluster(ABC):
         elastic: bool,
         report: JobReport | None,
         code: Sequence[RequiredFunction],
+        metrics: MetricsSpec | None,
     ) -> None:
         self.trainers = 1
         self.on_block: ObserveBlock | None = None
         self.share = FairShare()
         self._spec, self._threads, self._scratch, self._elastic, self._report = spec, threads, scratch, elastic, report
-        self._code = tuple(code)
+        self._code, self._metrics = tuple(code), metrics
         self._cpu = choose_cpu(spec.cpu, shared=spec.is_elsewhere)
         self._tasks = None if self.packed else LocalTasks(threads)
         asked = self.connect if early and not self.packed else None  # processes start at once
@@ -102,6 +104,7 @@ class Cluster(ABC):
             tasks=self._tasks,
             elastic=self._elastic,
             report=self._report,
+            metrics=self._metrics,
         )
 
     @property

@@ -42,7 +42,9 @@ from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.status_source import offer_statuses
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.tls.security import security_of
+from feedline.service.worker.watched_worker import watched_workers
 from feedline.spec.cluster_section import ClusterSpec
+from feedline.spec.monitoring_section import MetricsSpec
 
 # Tasks after which Dask's cache of the parsed keys of tasks is cleared.
 _REMEMBERED_KEYS = 1000
@@ -61,12 +63,14 @@ def open_dask(
     tasks: LocalTasks | None,
     elastic: bool,
     report: JobReport | None,
+    metrics: MetricsSpec | None,
 ) -> DaskCluster:
     """The cluster of `spec`, each of whose workers has so many threads. Raises ClusterError.
 
     dashboard_port: of the HTTP server of one that is started here. scratch: a folder for the workers' files (None:
     Dask's). tasks: of threads of this process. elastic: the number of workers follows the reports within
-    `cluster.workers`; else it is the most. report: the job's first, sent until there is another one.
+    `cluster.workers`; else it is the most. report: the job's first, sent until there is another one. metrics: of the
+    feeder; worker processes that are started here serve theirs beside it.
     """
     own_threads = worker_threads(spec.options) if spec.kind == "provider" else threads  # None: its class does not say
     environment: dict[str, object] = {**allocator_environment(own_threads or threads), **cpu_environment(cpu)}
@@ -79,6 +83,7 @@ def open_dask(
             deploy = partial(start_threads, spec, threads=threads, dashboard_port=dashboard_port)
         case "processes":
             deploy = partial(start_processes, spec, threads=threads, dashboard_port=dashboard_port, elastic=elastic)
+            config |= watched_workers(metrics, job="" if report is None else report.job)
         case "provider":
             config |= provider_config(spec)
             deploy = partial(start_provider, spec, environment, elastic=elastic)

@@ -12,6 +12,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.threads.thread_cluster import ThreadCluster
 from feedline.service.cluster.worker_cluster import WorkerCluster
 from feedline.spec.cluster_section import ClusterSpec
+from feedline.spec.monitoring_section import MetricsSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 
 if TYPE_CHECKING:
@@ -27,11 +28,21 @@ def open_cluster(
     elastic: bool = False,
     report: JobReport | None = None,
     code: Sequence[RequiredFunction] = (),
+    metrics: MetricsSpec | None = None,
 ) -> Cluster:
     """The cluster of `spec`, whose workers have so many threads. Raises ClusterError.
 
-    scratch, elastic, report: see `open_dask`. early: return before it is up. code: the user's functions, which workers
-    in processes of their own must have.
+    scratch, elastic, report, metrics: see `open_dask`. early: return before it is up. code: the user's functions, which
+    workers in processes of their own must have.
     """
     back_end = ThreadCluster if spec.kind == "threads" else WorkerCluster
-    return back_end(spec, threads=threads, scratch=scratch, early=early, elastic=elastic, report=report, code=code)
+    return back_end(
+        spec,
+        threads=threads,
+        scratch=scratch,
+        early=early,
+        elastic=elastic,
+        report=report,
+        code=code,
+        metrics=metrics,
+    )

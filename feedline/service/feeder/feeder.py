@@ -100,7 +100,7 @@ class Feeder:
                     self._look_after_cluster()
                 for session in tuple(self.sessions):
                     if session.runnable:
-                        session.count_wait(self._slept_s)
+                        session.counters.count_wait(self._slept_s, session.streams.current)
                         self._guard(session, session.advance)
                         self._watch_for_room(session)
                 if self._connect_due_s is None and any(session.counters.batches for session in self.sessions):
@@ -191,7 +191,7 @@ class Feeder:
             for session in tuple(self.sessions):
                 self._fail(session, error)
         for session in tuple(self.sessions):
-            session.count_wait(self._slept_s)
+            session.counters.count_wait(self._slept_s, session.streams.current)
             self._guard(session, session.look)
         for session in self.sessions:
             self._watch_for_room(session)

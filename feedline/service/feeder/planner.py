@@ -112,7 +112,7 @@ class Planner:
         self._verify = verify
         self._job = job
         self._now_s = now_s
-        self._progress: Progress | None = None
+        self.progress: Progress | None = None  # of the request under way, or the last one
         self._began_s = time.monotonic()
         self._waiting: list[_Waiting] = []  # for files that land
         self._is_idle = True
@@ -151,10 +151,10 @@ class Planner:
         frame = sys._current_frames().get(self._thread.ident or 0)
         calls = [] if frame is None else [each.f_code for each, _ in traceback.walk_stack(frame)]
         text = f"it has been planning for {time.monotonic() - self._began_s:.0f} s, and {activity(calls)}"
-        return text if self._progress is None else f"{text} ({self._progress.text()})"
+        return text if self.progress is None else f"{text} ({self.progress.text()})"
 
     def _note(self, progress: Progress) -> None:
-        self._progress = progress
+        self.progress = progress
         log_progress(progress)
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class Planner:
                 return True
             result: T | None = None
             failure: Exception | None = None
-            self._began_s, self._progress = time.monotonic(), None
+            self._began_s, self.progress = time.monotonic(), None
             try:
                 with on_progress(self._note):
                     result = answer()

@@ -23,6 +23,7 @@ from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end,
 from feedline.loader.ring.status_files import sweep_statuses
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, PlanFacts
+from feedline.progress import Progress
 from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
 
 
@@ -37,6 +38,7 @@ class RankReports:
     past_stats: list[FeederStats] = field(default_factory=list)  # for each trainer that left
     quality: list[Quality] = field(default_factory=list)  # counts of what those were delivered
     plan: PlanFacts | None = None  # of its last trainer
+    planning: Progress | None = None  # of the plan that its trainer waits for
     last_error: str | None = None
 
 
@@ -115,7 +117,7 @@ class Supervisor:
             )
         feeder.process = process
         for rank in feeder.ranks:
-            rank.trainer = None
+            rank.trainer = rank.planning = None
         threading.Thread(target=self._listen, args=(feeder, process), daemon=True).start()
         if process.stderr is not None:
             threading.Thread(target=_pass_on, args=(process.stderr,), daemon=True).start()
@@ -152,9 +154,9 @@ class Supervisor:
             case "plan":
                 rank.plan = event.plan
             case "stats":
-                rank.stats = event.stats
+                rank.stats, rank.planning = event.stats, event.planning
             case "left":
-                rank.trainer = rank.stats = None
+                rank.trainer = rank.stats = rank.planning = None
                 rank.past_stats += [] if event.stats is None else [event.stats]
                 rank.quality += [] if event.quality is None else [Quality.from_bytes(event.quality)]
                 rank.last_error = event.error

@@ -25,6 +25,7 @@ from feedline.loader.wire import ring_messages
 from feedline.loader.wire.facts import BlockStats, FeederFacts, FeederStats, Hello
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.progress import Progress
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.delivery import DeliveryStats
@@ -55,6 +56,7 @@ class FeederCounters(FeederStats):
 
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
     stalled_s: float = 0.0  # the trainer's own count of its waits
+    starved_s: float | None = None  # since when its next step waits for a block, after the first batch
     slept_s: float = 0.0  # of the loop, as far as it is counted
     requested_s: float | None = None  # when a plan was requested that is not answered
     first_s: float = 0.0  # when the first batch was announced
@@ -87,7 +89,7 @@ class FeederCounters(FeederStats):
 
     def count_wait(self, slept_s: float, stream: TrainerStream | None) -> None:
         """Count the time in which the loop has slept since the last call as waiting for a slot or for blocks of the
-        stream. slept_s: its sleep in all."""
+        stream; called before something is done for the trainer. slept_s: its sleep in all."""
         seconds, self.slept_s = slept_s - self.slept_s, slept_s
         if stream is None or stream.ended:
             return
@@ -100,6 +102,12 @@ class FeederCounters(FeederStats):
         """Log what blocks have found in the cache, if there is one."""
         if self.delivery.cached is not None:
             _cache_logger.info("rank %s: after epoch %d, %s", rank, self.epoch, self.delivery.cached.describe())
+
+    def log_caught_up(self, rank: int | None) -> None:
+        """Log that a batch is there for which the trainer has waited long."""
+        since_s, self.starved_s = self.starved_s, None
+        if since_s is not None and (waited_s := time.monotonic() - since_s) > _NOTABLE_S:
+            logger.warning("rank %s caught up: its next batch had waited %.0f s for blocks", rank, waited_s)
 
     def count_flight(self, blocks: int, threads: int) -> None:
         """Note the blocks in flight, and the threads that compute them."""
@@ -159,15 +167,13 @@ class TrainerSession:
         self._on_plan = on_plan
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._writers = SlotWriters(self._ring, self._wake)
-        self._number = 0  # of the last request
-        self._hello: Hello | None = None  # the last request's
+        self._request: ring_messages.PlanRequest | None = None  # the last one
         self._planning: Future[RunPlan] | None = None
         self._agreement: Agreement | None = None
         self.pace = TrainerPace()
         self._report_s = 0.0
         self.runnable = False  # something has happened since `advance` had nothing to do
         self.starved = False  # the trainer's next step waits for a block
-        self._starved_s: float | None = None  # since when it has, after the first batch
         self.counters = FeederCounters()
         self.streams = TrainerStreams(cluster, planner, self.pace, self.counters.delivery, self._wake)
         self.running = self.streams.running  # the streams that have not ended
@@ -175,9 +181,10 @@ class TrainerSession:
         self._about = about
         self.trainer = _pidfd(channel)
 
-    def count_wait(self, slept_s: float) -> None:
-        """Count the sleep of the loop; called before something is done for the trainer. slept_s: its sleep in all."""
-        self.counters.count_wait(slept_s, self.streams.current)
+    @property
+    def planning(self) -> Progress | None:
+        """The progress of the plan that was requested; None once it is there, or where nothing is known."""
+        return None if self._planning is None else self._planner.progress
 
     def load(self) -> TrainerLoad:
         return self.counters.load(self.streams.current, starved=self.starved)
@@ -185,6 +192,8 @@ class TrainerSession:
     def look(self) -> None:
         """Check the blocks in flight, and what ranks agreed on. Called about once a second."""
         self.runnable = True
+        if self._request is not None and self._request.watched and (progress := self.planning) is not None:
+            self.channel.post_message(progress)
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
         streams = self.streams.running()
@@ -214,7 +223,8 @@ class TrainerSession:
             with contextlib.suppress(Exception):  # the first error is the one to send
                 self._writers.finish(stream.number)
         with contextlib.suppress(ChannelClosedError):
-            self.channel.post_message(ring_messages.FeederFailure(name=name, message=message, number=self._number))
+            number = 0 if self._request is None else self._request.number
+            self.channel.post_message(ring_messages.FeederFailure(name=name, message=message, number=number))
 
     def close(self) -> None:
         """Drop the blocks in flight and the ring. The channel stays open for its last messages."""
@@ -254,7 +264,7 @@ class TrainerSession:
                     self.counters.epochs = max(self.counters.epochs, epoch + 1)
 
     def _on_request(self, request: ring_messages.PlanRequest) -> None:
-        self._number, hello = request.number, request.hello
+        hello, is_first, self._request = request.hello, self._request is None, request
         _refuse_other_installations(request)
         _refuse_other_rank(hello, hello.rank if self.rank is None else self.rank, self._world_size)
         if self.global_rank != hello.global_rank and not self._admit(hello):
@@ -263,12 +273,12 @@ class TrainerSession:
         self.rank, self.global_rank = hello.rank, hello.global_rank
         self.counters.requested_s = time.monotonic()
         planning, agreement = self._planner.plan(hello, self._wake)
-        if hello.epoch is None or self._hello is None:
+        if hello.epoch is None or is_first:
             self._end_stream()
             self._agreement = agreement
         else:  # the next epoch of a followed table, whose blocks may be computed already
             self.streams.stop_opening(self._planning)
-        self._hello, self._planning = hello, planning
+        self._planning = planning
 
     def _answer_hello(self, planning: Future[RunPlan]) -> None:
         """Send the facts of the plan, once it is there."""
@@ -277,14 +287,15 @@ class TrainerSession:
         self._planning = None
         plan = planning.result()
         self.counters.count_planning()
-        assert self.rank is not None and self._hello is not None  # noqa: PT018
+        assert self.rank is not None and self._request is not None  # noqa: PT018
         lanes = rank_lanes(plan.lanes, self.rank, self._world_size)
-        if self.streams.use(plan, lanes, self._blocks_bytes, self._hello):
+        if self.streams.use(plan, lanes, self._blocks_bytes, self._request.hello):
             self._writers.drop()
             self.monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         self._on_plan(plan)
         feeder = replace(self._about, dashboard=self._cluster.dashboard)
-        self.channel.post_message(ring_messages.PlanAnswer(number=self._number, plan=plan.facts(), feeder=feeder))
+        answer = ring_messages.PlanAnswer(number=self._request.number, plan=plan.facts(), feeder=feeder)
+        self.channel.post_message(answer)
 
     def _on_begin(self, begin: ring_messages.BeginStream) -> None:
         self._writers.drop()
@@ -351,18 +362,13 @@ class TrainerSession:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both."""
         if not stream.window.knows_pace and self.pace.known_step_s:
             self._adjust_window(stream)
-        more = stream.write(self._writers, self.pace.step_s, ready=self._say_caught_up)
+        more = stream.write(self._writers, self.pace.step_s, ready=lambda: self.counters.log_caught_up(self.rank))
         self.starved = stream.starved
-        if self.starved and self._starved_s is None and self.counters.batches:
-            self._starved_s = time.monotonic()
+        if self.starved and self.counters.starved_s is None and self.counters.batches:
+            self.counters.starved_s = time.monotonic()
         if self._writers.has_written:  # by this thread
             self._announce(stream)
         return more
-
-    def _say_caught_up(self) -> None:
-        since_s, self._starved_s = self._starved_s, None
-        if since_s is not None and (waited_s := time.monotonic() - since_s) > _NOTABLE_S:
-            logger.warning("rank %s caught up: its next batch had waited %.0f s for blocks", self.rank, waited_s)
 
     def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:
         stream = self.streams.current

@@ -12,6 +12,7 @@ from feedline.errors import FeederError
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.monitoring.feeder_metrics import FEEDER_METRICS
 from feedline.service.monitoring.finished_block import ObserveBlock
+from feedline.service.monitoring.target_files import sweep_targets
 from feedline.spec.monitoring_section import MetricsSpec, TracesSpec
 
 
@@ -26,11 +27,11 @@ def watch_feeder(
     """
     with contextlib.ExitStack() as stack:
         if metrics is not None:
-            from feedline.service.monitoring.metric_server import StateCollector, serve_metrics  # noqa: PLC0415 -- rare
+            from feedline.service.monitoring.metric_server import serve_metrics  # noqa: PLC0415 -- rare
 
             shown = f"{min(ranks)}-{max(ranks)}" if len(ranks) > 1 else "".join(map(str, ranks))
-            labels = {"role": "feeder", "feedline_job": status().job, "feedline_ranks": shown}
-            stack.enter_context(serve_metrics(metrics, StateCollector(FEEDER_METRICS, status), labels))
+            labels = {"feedline_role": "feeder", "feedline_job": status().job, "feedline_ranks": shown}
+            stack.enter_context(serve_metrics(metrics, FEEDER_METRICS, status, labels))
         observe = None
         if traces is not None:
             try:
@@ -43,3 +44,9 @@ def watch_feeder(
             stack.callback(spans.close)
             observe = spans.add
         yield observe
+
+
+def remove_dead_targets(metrics: MetricsSpec | None) -> None:
+    """Remove the target files of processes that have died, if there is a folder of them."""
+    if metrics is not None and metrics.folder is not None:
+        sweep_targets(metrics.folder)

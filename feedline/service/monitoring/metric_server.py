@@ -1,8 +1,8 @@
 """Serve `/metrics` of a process over HTTP, from its state at the moment of a scrape.
 
 Runs in: feeders, workers and schedulers whose metrics are asked for: nothing else imports this module, as it loads
-prometheus_client and Python's HTTP server. Threads of the server answer; they take the state as it is and never wait
-for the process's own loop, but in a scheduler. There is no login: answers hold counts and names, no rows.
+Python's HTTP server. Threads of the server answer; they take the state as it is and never wait for the process's own
+loop, but in a scheduler. There is no login: answers hold counts and names, no rows.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Generic, TypeVar
-
-from prometheus_client import REGISTRY, CollectorRegistry, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.core import Metric as Family
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+from typing import Any, TypeVar
 
 from feedline.errors import ClusterError
 from feedline.service.monitoring.metric import Metric
+from feedline.service.monitoring.process_metrics import PROCESS_METRICS, read_process
 from feedline.service.monitoring.target_files import MetricsTarget, target_labels
+from feedline.service.monitoring.text_format import END, TextFormat, choose_format, write_metrics
 from feedline.spec.monitoring_section import MetricsSpec
 
 logger = logging.getLogger("feedline.metrics")
@@ -38,48 +34,11 @@ TAKEN_S, _PAUSE_S = 5.0, 0.1
 _CLIENT_S = 10.0
 # The end of a process waits so long for the server's.
 _POLL_S = 0.1
+# Connections at once: a Prometheus has one.
+_CLIENTS = 32
+_PLAIN = "text/plain; charset=utf-8"
 
 State = TypeVar("State")
-
-
-class StateCollector(Collector, Generic[State]):
-    """Reads the metrics from the state of the moment, at each scrape. source: the state; None where there is none."""
-
-    def __init__(self, metrics: Sequence[Metric[State]], source: Callable[[], State | None]) -> None:
-        self._metrics, self.source = metrics, source
-
-    def describe(self) -> Iterator[Family]:
-        """The metrics without samples."""
-        return (_family(metric) for metric in self._metrics)
-
-    def collect(self) -> Iterator[Family]:
-        """The metrics that have samples now."""
-        state = self.source()
-        if state is None:
-            return
-        for metric in self._metrics:
-            family = _family(metric)
-            for labels, value in metric.samples(state):
-                family.add_metric(labels, value)
-            if family.samples:
-                yield family
-
-
-def _family(metric: Metric[Any]) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
-    return kind(metric.name, metric.meaning, labels=metric.labels)
-
-
-_ON_DASK: dict[str, StateCollector[Any]] = {}
-
-
-def add_to_dask(name: str, collector: StateCollector[Any]) -> None:
-    """Add metrics to those that Dask's own HTTP server shows; of one name, the last ones remain."""
-    if (former := _ON_DASK.get(name)) is not None:
-        former.source = collector.source  # of a scheduler or worker that this process had before
-        return
-    _ON_DASK[name] = collector
-    REGISTRY.register(collector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +51,27 @@ class MetricServer:
 @contextlib.contextmanager
 def serve_metrics(
     spec: MetricsSpec,
-    collector: Collector,
+    metrics: Sequence[Metric[State]],
+    source: Callable[[], State],
     labels: Mapping[str, str],
     *,
     taken_s: float = TAKEN_S,
 ) -> Iterator[MetricServer]:
     """Serve a process's metrics, and those of the process itself (memory, CPU, descriptors), until the context ends.
 
-    labels: of the target file; `role` names the process. taken_s: how long a port that is taken is tried again. Raises
-    ClusterError if the address cannot be listened at, or the folder not be written.
+    source: reads the state of the moment, in a thread of the server. labels: of the target file; `feedline_role`
+    names the process. taken_s: how long a port that is taken is tried again. Raises ClusterError if the address cannot
+    be listened at, or the folder not be written.
     """
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    registry.register(collector)
+
+    def read(form: TextFormat) -> bytes:
+        text = write_metrics(metrics, source(), form)
+        if (process := read_process()) is not None:
+            text += write_metrics(PROCESS_METRICS, process, form)
+        return (text + END[form]).encode(errors="replace")  # a name may hold what UTF-8 has not
+
     host, port = spec.address
-    server = _listen(host, port, partial(_Scrape, registry), taken_s)
+    server = _listen(host, port, partial(_Scrape, read), taken_s)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="feedline-metrics", daemon=True)
     with contextlib.ExitStack() as stack:
         stack.callback(server.server_close)
@@ -132,6 +96,35 @@ def _reached_at(host: str, port: int) -> str:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a slow client does not keep the process
+    request_queue_size = 128  # of 5, the system lets many that come at once wait for seconds
+
+    def __init__(self, *arguments: Any) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # the longest open first
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a client in a thread. One too many ends the connection that is open for the longest: a client that
+        never ends its request keeps nobody out."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > _CLIENTS:
+                _hang_up(oldest := next(iter(self._open)))
+                del self._open[oldest]
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """End all connections, too: what stays open between scrapes would be answered as long as the process lives."""
+        super().server_close()
+        with self._lock:
+            for request in self._open:
+                _hang_up(request)
 
     def server_bind(self) -> None:
         """Without a look-up of the host's full name, which may take seconds."""
@@ -143,6 +136,12 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away in the middle is no error of ours."""
         logger.debug("a scrape of %s failed", client_address)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Have the thread of a connection end it."""
+    with contextlib.suppress(OSError):  # ended already
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _listen(host: str, port: int, handler: Callable[..., Any], taken_s: float) -> _Server:
@@ -176,33 +175,47 @@ class _Scrape(BaseHTTPRequestHandler):
     server_version = "feedline"
     sys_version = ""
 
-    def __init__(self, registry: CollectorRegistry, *arguments: Any) -> None:
-        self._registry = registry
+    def __init__(self, read: Callable[[TextFormat], bytes], *arguments: Any) -> None:
+        self._read = read
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
         """Answer a scrape, in the format that the client asks for."""
         if self.path.partition("?")[0] != "/metrics":
-            self._answer(404, "text/plain; charset=utf-8", b"metrics are at /metrics\n")
+            self._answer(404, _PLAIN, b"metrics are at /metrics\n")
             return
+        form = choose_format(self.headers.get("Accept", ""))
         try:
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            content = encode(self._registry)
+            content = self._read(form)
         except Exception:
             logger.exception("the metrics cannot be read")
-            self._answer(500, "text/plain; charset=utf-8", b"the metrics cannot be read: see the log\n")
+            self._answer(500, _PLAIN, b"the metrics cannot be read: see the log\n")
             return
-        self._answer(200, content_type, content)
+        self._answer(200, form.value, content)
 
-    def _answer(self, status: int, content_type: str, content: bytes) -> None:
+    do_HEAD = do_GET  # noqa: N815 -- names of http.server, here and below
+
+    def do_POST(self) -> None:
+        """Refuse what is not a question. Its content is not read, so the connection ends."""
+        self.close_connection = True
+        self._answer(405, _PLAIN, b"metrics can be read with GET\n", Allow="GET, HEAD")
+
+    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
+
+    def _answer(self, status: int, content_type: str, content: bytes, **headers: str) -> None:
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", content_type)
         if "gzip" in self.headers.get("Accept-Encoding", ""):
             content = gzip.compress(content, compresslevel=1)
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
         self.wfile.flush()
 
     def log_message(self, *_: object) -> None:

@@ -25,8 +25,8 @@ _WRITTEN_S = 60.0
 
 
 def target_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Labels of a target. Those of the metrics themselves (`pipeline`, `rank`) are not among them: Prometheus would
-    rename the metrics' own."""
+    """Labels of a target. Those of the metrics themselves (`pipeline`, `rank`, `role`) are not among them: Prometheus
+    would rename the metrics' own."""
     return {"host": platform.node(), **{name: value for name, value in labels.items() if value}}
 
 
@@ -34,14 +34,14 @@ class MetricsTarget:
     """The file of this process. Raises ClusterError if the folder cannot be written."""
 
     def __init__(self, folder: str, address: str, labels: Mapping[str, str]) -> None:
-        role = re.sub(r"[^A-Za-z0-9_]", "_", labels.get("role", "process"))
+        role = re.sub(r"[^A-Za-z0-9_]", "_", labels.get("feedline_role", "process"))
         host = re.sub(r"[^A-Za-z0-9_.]", "_", labels.get("host", ""))
         name = f"{_PREFIX}{role}-{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.path = Path(folder) / f"{name}.json"
         content = json.dumps([{"targets": [address], "labels": dict(labels)}])
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            _sweep(Path(folder))
+            sweep_targets(folder)
             self._lock = _write(self.path, content)
         except OSError as error:
             raise ClusterError(
@@ -72,9 +72,9 @@ def _write(path: Path, content: str) -> int:
     return descriptor
 
 
-def _sweep(folder: Path) -> None:
+def sweep_targets(folder: str) -> None:
     """Remove the files of processes that have died."""
-    for path in (*folder.glob(f"{_PREFIX}*.json"), *folder.glob(f"{_PREFIX}*.tmp")):
+    for path in (*Path(folder).glob(f"{_PREFIX}*.json"), *Path(folder).glob(f"{_PREFIX}*.tmp")):
         with contextlib.suppress(OSError):  # locked: it lives; gone: another has removed it
             if path.suffix == ".tmp" and time.time() - path.stat().st_mtime < _WRITTEN_S:
                 continue

@@ -106,7 +106,7 @@ def _serve_metrics(
     spec: MetricsSpec, read: Callable[[], SchedulerState], loop: asyncio.AbstractEventLoop
 ) -> contextlib.AbstractContextManager[object]:
     """Serve the metrics from a thread, which has the loop read the state: it belongs to the loop."""
-    from feedline.service.monitoring.metric_server import StateCollector, serve_metrics  # noqa: PLC0415 -- asked for
+    from feedline.service.monitoring.metric_server import serve_metrics  # noqa: PLC0415 -- asked for
 
     async def state() -> SchedulerState:
         return read()
@@ -114,7 +114,7 @@ def _serve_metrics(
     def source() -> SchedulerState:
         return asyncio.run_coroutine_threadsafe(state(), loop).result(_SCRAPE_S)
 
-    return serve_metrics(spec, StateCollector(SCHEDULER_METRICS, source), {"role": "scheduler"})
+    return serve_metrics(spec, SCHEDULER_METRICS, source, {"feedline_role": "scheduler"})
 
 
 def _reason(error: BaseException) -> str:

@@ -4,6 +4,8 @@ Runs in: Dask workers and nannies. SIGTERM (scale-in, spot warning) lets the wor
 with status 0; a second SIGTERM gives up what runs. The time for running tasks is `feedline.worker.drain` in Dask's
 configuration: in the environment, DASK_FEEDLINE__WORKER__DRAIN=25s (the default).
 
+`feedline.worker.metrics` there is what `metrics` is in pipeline.yaml: where the worker serves its metrics.
+
 A nanny gets the signals of its deployment, so it needs the module, too: `--preload-nanny` with the same name. Workers
 of nannies have no handler of their own: those of a feeder end with it.
 """
@@ -24,6 +26,7 @@ from distributed import Nanny, Status, Worker
 from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.worker.departure import DRAIN_S, Departure
+from feedline.service.worker.watched_worker import leave_worker, watch_worker
 
 # A nanny learns its worker's address a moment after the worker may have got its first task.
 _START_S = 5.0
@@ -40,8 +43,15 @@ async def dask_setup(node: Worker | Nanny) -> None:
     SchedulerWatch(node)
     steady(node.io_loop)
     departure = Departure(node, limit_s=limit_s)
+    watch_worker(node)
     if not node.nanny:
         _on_signal(departure.leave, departure.hurry)
+
+
+async def dask_teardown(node: Worker | Nanny) -> None:
+    """End what this worker's `dask_setup` has opened."""
+    if isinstance(node, Worker):
+        await asyncio.to_thread(leave_worker)
 
 
 def _on_signal(leave: Callable[[], Any], hurry: Callable[[], None] | None = None) -> None:

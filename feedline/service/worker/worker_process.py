@@ -101,22 +101,17 @@ class WorkerProcess:
     def _watched(self) -> Iterator[None]:
         """Serve metrics, where they are asked for: for the life of the process, whatever its worker does."""
         options = self._options
-        if options.metrics is None and options.http is None:
+        if options.http is not None:
+            from feedline.service.monitoring.dask_pages import add_to_dask  # noqa: PLC0415 -- asked for
+
+            add_to_dask("worker", WORKER_METRICS, self.state)
+        if options.metrics is None:
             yield
             return
-        from feedline.service.monitoring.metric_server import (  # noqa: PLC0415 -- asked for
-            StateCollector,
-            add_to_dask,
-            serve_metrics,
-        )
+        from feedline.service.monitoring.metric_server import serve_metrics  # noqa: PLC0415 -- asked for
 
-        collector = StateCollector(WORKER_METRICS, self.state)
-        if options.http is not None:
-            add_to_dask("worker", collector)
-        labels = {"role": "worker", "worker": options.name or ""}
-        with contextlib.ExitStack() as stack:
-            if options.metrics is not None:
-                stack.enter_context(serve_metrics(options.metrics, collector, labels))
+        labels = {"feedline_role": "worker", "feedline_worker": options.name or ""}
+        with serve_metrics(options.metrics, WORKER_METRICS, self.state, labels):
             yield
 
     def state(self) -> WorkerState:

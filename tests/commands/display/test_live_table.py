@@ -15,6 +15,7 @@ from feedline.commands.display.live_table import Counters, LiveTable, RankView, 
 from feedline.commands.run import drain_view, trainer_view
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats, FeederStats
+from feedline.progress import Progress
 from feedline.service.drain import DrainProgress
 from feedline.service.feeder.supervisor import RankReports
 
@@ -168,6 +169,19 @@ def test_a_table_that_does_not_fit_becomes_lines():
     large = replace(VIEW, step=1_234_567, steps=12_345_678, rows=123_456_789_012)
     assert not any("┃" in text for text in rendered(90, large))
     assert any("┃" in text for text in rendered(90, VIEW))
+
+
+def test_ranks_that_plan_have_a_line_of_progress_before_the_table():
+    out = io.StringIO()
+    plans = replace(VIEW, steps=0, state="planning", planning=Progress(phase="counting", done=1, total=4, unit="rows"))
+    with LiveTable(Console(file=out, width=110, force_terminal=True, color_system=None), title="clicks") as progress:
+        progress.show([replace(plans, planning=None), plans])
+        assert "counting: 1 of 4 rows (25%)" in out.getvalue()
+        assert "clicks" not in out.getvalue()
+        progress.show([plans, VIEW])
+        assert "clicks" in out.getvalue()
+    assert line(plans) == "rank 0 planning: counting: 1 of 4 rows"
+    assert trainer_view(RankReports(rank=0, trainer=7, planning=plans.planning), RecentRates(), 1).state == "planning"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -24,9 +24,10 @@ from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.wire.codec import WIRE_VERSION, from_values, pack, to_values, unpack, unpack_kind
 from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, Hello
 from feedline.loader.wire.ring_messages import FROM_FEEDER, FROM_TRAINER, KINDS, MESSAGES, BeginStream, GrowRing
+from feedline.progress import Progress
 
 # The digest of all messages of each wire version: a changed message needs another version.
-DIGESTS = {13: "fa159317ab057eec"}
+DIGESTS = {14: "79a3e923e48403eb"}
 
 # The only values of any kind: a training's state, which torch's contract leaves to the dataset.
 FREE_FIELDS = {("RebaseRequest", "state"), ("RankOutcome", "state")}
@@ -47,8 +48,8 @@ def message_types() -> list[type[Any]]:
     ]
 
 
-# CacheCounts are a part of messages that blocks make, too.
-TYPES = [*message_types(), CacheCounts]
+# CacheCounts are a part of messages that blocks make, too; progress is what any work reports.
+TYPES = [*message_types(), CacheCounts, Progress]
 
 
 def leaves(annotation: Any) -> list[Any]:

@@ -15,9 +15,11 @@ from ringless_trainers import Trainer, trainers_of, write_pipeline
 from feedline.loader.ring.channel import ChannelClosedError, pair
 from feedline.loader.wire.codec import WIRE_VERSION, pack
 from feedline.loader.wire.facts import Hello
-from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure, PlanRequest
+from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure, PlanAnswer, PlanRequest
+from feedline.progress import Progress, report_progress
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder import Feeder
+from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.version import VERSION
@@ -111,6 +113,25 @@ def test_a_trainer_of_another_installation_gets_both_versions(tmp_path: Path):
             assert (failure.name, words in failure.message) == (name, True), failure
             other.begin(last=True)
             assert other.read() == [0, 1]
+
+
+def test_a_trainer_that_watches_its_plan_hears_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    heard = threading.Event()
+
+    def plan(planner: Planner, hello: Hello, start: Any) -> Any:
+        report_progress("counting", 1, 4, "rows")
+        assert heard.wait(PATIENCE_S)
+        return original(planner, hello, start)
+
+    original = Planner._plan
+    with trainers_of(write_pipeline(tmp_path, steps=4)) as (trainer,):
+        monkeypatch.setattr(Planner, "_plan", plan)
+        trainer.channel.send_message(PlanRequest(number=2, hello=Hello(rank=0, world_size=1), watched=True))
+        found = trainer.channel.receive()[1]
+        heard.set()
+        while not isinstance(trainer.channel.receive()[1], PlanAnswer):
+            pass
+    assert found == Progress(phase="counting", done=1, total=4, unit="rows")
 
 
 @pytest.mark.nightly  # its 2 minutes measure what the tests above count

@@ -17,19 +17,19 @@ from feedline.service.monitoring.target_files import MetricsTarget, target_label
 CHILD = """
 import sys, time
 from feedline.service.monitoring.target_files import MetricsTarget
-file = MetricsTarget(sys.argv[1], "127.0.0.1:1", {"role": "worker"})
+file = MetricsTarget(sys.argv[1], "127.0.0.1:1", {"feedline_role": "worker"})
 print(file.path, flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_target_is_what_file_sd_reads(tmp_path: Path):
-    labels = target_labels({"role": "feeder", "feedline_job": "clicks-1", "feedline_ranks": ""})
+    labels = target_labels({"feedline_role": "feeder", "feedline_job": "clicks-1", "feedline_ranks": ""})
     file = MetricsTarget(str(tmp_path / "new" / "folder"), "127.0.0.1:9400", labels)
     assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
     [group] = json.loads(file.path.read_text())
     assert group["targets"] == ["127.0.0.1:9400"]
-    assert {**group["labels"], "host": ""} == {"role": "feeder", "feedline_job": "clicks-1", "host": ""}
+    assert {**group["labels"], "host": ""} == {"feedline_role": "feeder", "feedline_job": "clicks-1", "host": ""}
     assert not {"pipeline", "rank", "job", "instance"} & set(group["labels"])
     file.remove()
     assert list(file.path.parent.iterdir()) == []
@@ -54,7 +54,7 @@ def test_the_files_of_killed_processes_are_swept_and_those_of_living_ones_stay(t
     (abandoned := tmp_path / "feedline-worker-a-1-2.tmp").touch()
     os.utime(abandoned, (0, 0))
     (fresh := tmp_path / "feedline-worker-a-1-3.tmp").touch()
-    file = MetricsTarget(str(tmp_path), "127.0.0.1:2", {"role": "feeder"})
+    file = MetricsTarget(str(tmp_path), "127.0.0.1:2", {"feedline_role": "feeder"})
     assert [path.exists() for path in (*paths, tmp_path / "others.json", abandoned, fresh, file.path)] == [
         *(False, True, True),
         *(False, True, True),
