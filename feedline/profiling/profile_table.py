@@ -1,7 +1,7 @@
 """Profile a table: its footers, and a bounded sample of its rows.
 
 Runs in: the process of `feedline profile` and of `feedline init`. Columns are measured by a few threads, then compared
-with the label, with time, and within sessions. A table without columns has the facts of its folders.
+with the label, with time, and within sessions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from feedline.profiling.distinct_values import count_distinct, frequent_values
 from feedline.profiling.footer_measures import (
     FooterRanges,
     StoredColumn,
-    partition_key,
     partition_keys,
     row_group_sizes,
     stored_columns_of,
@@ -29,7 +28,6 @@ from feedline.profiling.footer_measures import (
 from feedline.profiling.sessions import candidate_columns, drop_coarser, measure_session, slot_bytes
 from feedline.profiling.table_facts import ColumnProfile, SampledPart, SessionCandidate, TableFacts
 from feedline.profiling.table_sample import (
-    NoColumnsError,
     ProfileOptions,
     TableSample,
     report_phase,
@@ -53,15 +51,10 @@ def profile_table(table: str | Sequence[str], options: ProfileOptions | None = N
     """Profile a table: a folder, file, glob or list, or a Delta or Iceberg table.
 
     Corrupt files are left out and listed; a table without rows, or without files but with a schema, has facts, too.
-    Raises TableNotFoundError where there is nothing, SpecError for columns that the table lacks, ExpressionError for a
-    `where` that does not fit them, and the errors of stores.
+    Raises as `sample_table`.
     """
     options = options or ProfileOptions()
-    try:
-        taken = sample_table(table, options)
-    except NoColumnsError as error:
-        return _facts_of_folders(error, options)
-    return table_facts_of(taken, options)
+    return table_facts_of(sample_table(table, options), options)
 
 
 def table_facts_of(taken: TableSample, options: ProfileOptions) -> TableFacts:
@@ -256,24 +249,3 @@ def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str |
     if (ignored := taken.snapshot.ignored) > 0:
         found.append(f"{ignored:,} files with other suffixes than Parquet's are no part of the table")
     return found
-
-
-def _facts_of_folders(error: NoColumnsError, options: ProfileOptions) -> TableFacts:
-    """The facts of a table that has no columns, or no file that can be read."""
-    listing = error.listing
-    return TableFacts(
-        uri=redact(listing.uri),
-        format=error.format,
-        partitions=tuple(partition_key(name, values) for name, values in listing.partition.items()),
-        files=len(listing.files),
-        rows=0,
-        bytes=int(pc.sum(listing.files["bytes"], min_count=0).as_py()),
-        row_groups=0,
-        row_group_rows=(0, 0, 0),
-        selected_rows=0,
-        where=options.where,
-        sampled=SampledPart(rows=0, row_groups=0, bytes=0, columns=0),
-        columns=(),
-        skipped=error.skipped,
-        warnings=(str(error),),
-    )
