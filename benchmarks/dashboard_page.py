@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
 import multiprocessing
@@ -176,13 +175,14 @@ def main() -> None:
     try:
         port = ours.recv()
         process = psutil.Process(server.pid)
-        Viewer(port, "job-0").close()  # the pages are loaded
-        for _, count in itertools.product(range(arguments.rounds), range(arguments.viewers + 1)):
-            viewers = [Viewer(port, "job-0") for _ in range(count)]
+        urlopen(f"http://127.0.0.1:{port}/static/js/bokeh.min.js", timeout=60).close()  # the pages are loaded
+        viewers: list[Viewer] = []  # they stay: a page that is left is updated for half a minute more
+        for count in range(arguments.viewers + 1):
+            viewers += [Viewer(port, "job-0")] if count else []
             time.sleep(SETTLE_S)
-            found.append(measure(process, viewers, arguments.seconds))
-            for each in viewers:
-                each.close()
+            found += [measure(process, viewers, arguments.seconds) for _ in range(arguments.rounds)]
+        for each in viewers:
+            each.close()
     finally:
         ours.send("end")
         server.join()

@@ -1,218 +1,108 @@
-"""Stage situations of which the bottleneck is known, ask for the verdict, take its first advice, and measure again.
+"""Stage situations of which the bottleneck is known, ask for the verdict, take its advice, and measure again.
 
-    python benchmarks/explain.py                 all situations, one after another: about five minutes
-    python benchmarks/explain.py --only STORE    those whose name has this word
-    python benchmarks/explain.py --attached      the cost of an attached `feedline explain`
+    python benchmarks/explain.py                 all situations, one after another: about fifteen minutes
+    python benchmarks/explain.py --only STORE    those whose name has this word; repeatable
+    python benchmarks/explain.py --eight         the eight bottlenecks that the verdict must name
+    python benchmarks/explain.py --tiny          small and short, to see that it runs: figures say nothing
 
-Sleeps stand for slow stores, trainers and starved workers, so that they are the same on every machine. `predicted` and
-`measured` are rows per second after the advice over those before it. The verdict must name the staged limit and stage;
-the measured gain shall lie within 25 % of the predicted one. Predictions of CPU need a machine without other work.
+Exit status 1 where a verdict does not name the staged bottleneck, its advice is not given, or the measured gain is not
+within 25 % of the predicted one. Gains are rows per second after the change over those before it, or, of advice on
+data, CPU seconds per million rows of blocks less; each as `feedline explain` predicts it. Those need a machine without
+other work, CPU seconds less so.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
-from slow_store import slow_store
+from explain_situations import EIGHT, SITUATIONS, Staged, fill_cache
 
 from feedline.commands.run import RunRequest, feeder_accesses
+from feedline.explain.costs.cost_process import measure_apart
+from feedline.explain.explained_costs import verdict_with_costs
 from feedline.explain.explanation import Explanation
 from feedline.explain.short_run import run_shortly
 from feedline.loader.limits.advice import Advice
+from feedline.loader.limits.run_facts import Interval, sum_samples
 from feedline.loader.limits.verdict import Verdict
 from feedline.resources.cgroups import available_cores
 from feedline.spec import load_spec
 
 WITHIN = 0.25
-_WARM_UP = 4  # of ten samples
-_OPS = '''"""An op that waits: it stands for a worker that computes for so long."""
-
-import time
-
-
-def waiting(values, seconds):
-    time.sleep(seconds)
-    return values
-'''
+_WARM_UP, _SAMPLES = 4, 10  # samples that are left out until all workers have come, of so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
-    """A pipeline in which something is the limit. limit, stage: that the verdict must name. step_s: of its trainer
-    (None: none). apply: what the first advice changes: keys of pipeline.yaml, by a dotted name; None where it is more
-    than keys. cores: that it may use (0: all)."""
+class Effort:
+    """How long to measure. seconds: of a run; cost_s: CPU seconds of measuring costs; rounds: runs before and after a
+    change of data, in turn."""
 
-    document: Mapping[str, Any]
-    limits: Sequence[str]
-    stages: Sequence[str]
-    step_s: float | None = None
-    apply: Callable[[Advice | None], Mapping[str, object]] = field(default=lambda advice: keys_of(advice))
-    kind: str | None = None  # of the advice to take (None: the first)
-    cores: int = 0
-    cores_after: int = 0
+    seconds: float = 8.0
+    cost_s: float = 20.0
+    rounds: int = 2
+    tiny: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What was said of a situation, and what came of it."""
+class Outcome:
+    """What was said of a situation, and what came of it. problems: of the verdict and the advice that was asked for.
+
+    rank: of the taken advice among all. unit: of both gains. predicted: with its interval (None: unknown).
+    """
 
     name: str
-    verdict: Verdict
-    advice: Advice | None
-    named: bool  # whether the verdict names the staged limit
+    sentence: str
+    named: str
+    problems: tuple[str, ...]
+    advice: str
+    rank: int
+    unit: str
     predicted: float
+    interval: Interval | None
     measured: float
 
     @property
-    def error(self) -> float:
-        """The measured gain over the predicted one, less 1."""
-        return self.measured / self.predicted - 1 if self.predicted else float("inf")
+    def ratio(self) -> float:
+        """The measured gain over the predicted one."""
+        return self.measured / self.predicted if self.predicted else 0.0
+
+    @property
+    def is_within(self) -> bool:
+        return abs(self.ratio - 1) <= WITHIN
 
     @property
     def is_right(self) -> bool:
-        """Whether the verdict names the bottleneck, and the gain is as predicted."""
-        return self.named and abs(self.error) <= WITHIN
+        return not self.problems and self.is_within
 
 
-def keys_of(advice: Advice | None) -> dict[str, object]:
-    """The keys of an advice's change, by dotted names: `cluster: {threads: 4}` is {"cluster.threads": 4}."""
-    return {} if advice is None else _dotted(yaml.safe_load(advice.change))
-
-
-def _dotted(value: Mapping[str, Any], head: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, each in value.items():
-        found |= _dotted(each, f"{head}{name}.") if isinstance(each, Mapping) else {f"{head}{name}": each}
-    return found
-
-
-def table(folder: Path, *, files: int = 4, rows: int = 65_536, row_group: int = 8_192) -> Path:
-    """A table of a float, a list of ids and a label."""
-    draw = np.random.default_rng(7)
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(files):
-        offsets = np.concatenate([[0], np.cumsum(draw.integers(0, 12, rows))]).astype(np.int32)
-        lists = pa.ListArray.from_arrays(offsets, draw.integers(0, 100_000, offsets[-1]))
-        columns = {"x": draw.random(rows, np.float32), "ids": lists, "y": draw.integers(0, 2, rows).astype(np.float32)}
-        pq.write_table(pa.table(columns), folder / f"{number}.parquet", row_group_size=row_group)
-    return folder
-
-
-def pipeline(folder: Path, uri: str | Path, *, waits_s: float = 0.0, **changes: Any) -> dict[str, Any]:
-    """A pipeline over the table; waits_s: that an op sleeps per block."""
-    ops: list[Any] = [{"fill_null": 0}]
-    if waits_s:
-        (folder / "waiting_ops.py").write_text(_OPS)
-        parameters = {"function": "waiting_ops:waiting", "form": "numpy", "gives": "float32"}
-        ops.append({"python": {**parameters, "parameters": {"seconds": waits_s}}})
-    document = {
-        "version": 1,
-        "name": "explained",
-        "work_dir": str(folder / "work"),
-        "allow_code": bool(waits_s),
-        "source": {"table": str(uri), "split_rows": 8_192},
-        "features": {"dense": {"x": ops}, "sparse": {"ids": [{"modulo": 1000}]}, "label": {"y": []}},
-        "batch": {"size": 1024},
-        "shuffle": {"rows": False, "window_rows": 8_192},
-        "cluster": {"threads": 1, "dashboard": False},
-        "epochs": 1000,
-    }
-    return document | changes
-
-
-@contextmanager
-def a_slow_store(folder: Path) -> Iterator[Staged]:
-    """Each read of the store takes 0.2 s; the trainer takes a block of 8 steps in 0.1 s."""
-    with slow_store(table(folder / "table"), 0.2) as store:
-        document = pipeline(folder, store.uri)
-        yield Staged(document=document, limits=["threads"], stages=["store wait"], step_s=0.012, kind="threads")
-
-
-@contextmanager
-def a_slow_trainer(folder: Path) -> Iterator[Staged]:
-    """Nothing helps a trainer of 20 ms per step: twice the threads gain nothing."""
-    document = pipeline(folder, table(folder / "table"))
-    yield Staged(
-        document=document, limits=["trainer"], stages=["trainer"], step_s=0.02, apply=lambda _: {"cluster.threads": 2}
-    )
-
-
-@contextmanager
-def a_starved_cluster(folder: Path) -> Iterator[Staged]:
-    """A worker takes 0.4 s per block, the trainer could take one in 0.16 s."""
-    document = pipeline(folder, table(folder / "table"), waits_s=0.4, cluster={"workers": 1, "threads": 1})
-    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.02, kind="workers")
-
-
-@contextmanager
-def starved_threads(folder: Path) -> Iterator[Staged]:
-    """The same with a thread in the feeder."""
-    document = pipeline(folder, table(folder / "table"), waits_s=0.4)
-    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.02, kind="threads")
-
-
-@contextmanager
-def one_core(folder: Path) -> Iterator[Staged]:
-    """Feeder, blocks and trainer on one core; the advice is cores of other hosts, for which another one stands, and for
-    their workers processes: threads would wait for the interpreter's lock."""
-    document = pipeline(folder, table(folder / "table", rows=262_144, row_group=32_768))
-    ops: list[Any] = [{"fill_null": 0}, "log1p"]
-    document["features"] = {
-        "dense": {f"x{number}": {"column": "x", "ops": [*ops, {"clip": {"max": 1 + number}}]} for number in range(64)},
-        "sparse": {"ids": [{"first_x": 8}, {"modulo": 997}]},
-        "label": {"y": []},
-    }
-    document |= {"source": {"table": str(folder / "table")}, "batch": {"size": 8192}, "shuffle": {"seed": 1}}
-    yield Staged(
-        document=document, limits=["cores"], stages=["decoding", "ops", "encoding"], kind="workers", cores=1,
-        cores_after=2, apply=lambda _: {"cluster.workers": 2, "cluster.threads": 1},
-    )  # fmt: skip
-
-
-@contextmanager
-def a_cold_cache(folder: Path) -> Iterator[Staged]:
-    """An op of 0.4 s per block, a cache that is empty, and a trainer that takes a block in 0.16 s."""
-    document = pipeline(folder, table(folder / "table"), waits_s=0.4)
-    document |= {"cache": {"dir": str(folder / "cache"), "mode": "features"}}
-    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.02, kind="cache", apply=lambda _: {})
-
-
-SITUATIONS: dict[str, Callable[[Path], Any]] = {
-    "slow store": a_slow_store,
-    "slow trainer": a_slow_trainer,
-    "starved cluster": a_starved_cluster,
-    "starved threads": starved_threads,
-    "one core": one_core,
-    "cold cache": a_cold_cache,
-}
-
-
-def explained(path: Path, step_s: float | None, seconds: float, overrides: Mapping[str, object] = {}) -> Explanation:
-    """A short run of a pipeline."""
-    spec = load_spec(path, dict(overrides))
-    request = RunRequest(path=path, overrides=dict(overrides), spec=spec, ranks=[0], world_size=1)
-    access = feeder_accesses(request)[0]
+def explain_run(path: Path, step_s: float | None, seconds: float) -> Explanation:
+    """A short run of a pipeline, without its first samples."""
+    spec = load_spec(path, {})
+    request = RunRequest(path=path, overrides={}, spec=spec, ranks=[0], world_size=1)
     found = run_shortly(
-        access, spec, seconds=seconds, step_s=step_s, cores=available_cores(), stop=lambda: False, sample_s=seconds / 10
-    )
-    late = replace(found.slowest, samples=found.slowest.samples[_WARM_UP:])  # all workers have come
-    return replace(found, ranks=(late,))
+        feeder_accesses(request)[0], spec, seconds=seconds, step_s=step_s, cores=available_cores(),
+        stop=lambda: False, sample_s=seconds / _SAMPLES,
+    )  # fmt: skip
+    return replace(found, ranks=(replace(found.slowest, samples=found.slowest.samples[_WARM_UP:]),))
+
+
+def block_cpu_s(found: Explanation) -> float:
+    """CPU seconds per million rows of a run's blocks."""
+    facts = sum_samples(found.slowest.samples)
+    return facts.block_cpu_s / max(facts.block_rows, 1) * 1e6
 
 
 @contextmanager
@@ -226,91 +116,122 @@ def on_cores(count: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def judge_situation(name: str, folder: Path, seconds: float) -> Result:
+def judge_situation(name: str, folder: Path, effort: Effort) -> Outcome:
     """Stage a situation, and take its advice."""
-    with SITUATIONS[name](folder) as staged:
-        path = folder / "pipeline.yaml"
-        path.write_text(yaml.safe_dump(dict(staged.document)))
+    folder.mkdir(parents=True, exist_ok=True)
+    with SITUATIONS[name](folder, effort.tiny) as staged:
+        path, changed = folder / "pipeline.yaml", folder / "changed.yaml"
+        path.write_text(yaml.safe_dump(staged.document))
         with on_cores(staged.cores):
-            before = explained(path, staged.step_s, seconds).slowest.verdict()
-        advice = next((each for each in before.advice if staged.kind in (None, each.kind)), None)
-        if "cache" in staged.document:
-            _fill_cache(path)
+            before = explain_run(path, staged.step_s, effort.seconds)
+            costs = (
+                measure_apart(load_spec(path, {}), str(path), {}, budget_s=effort.cost_s) if _is_cpu(staged) else None
+            )
+        verdict = verdict_with_costs(before, costs)
+        given = [each for each in verdict.advice if each.kind == staged.kind and staged.advised in each.change]
+        advice = given[0] if given else None
+        if (advice is None) != (staged.kind is None):
+            return _outcome(name, staged, verdict, advice, 0.0)
+        document = copy.deepcopy(staged.document)
+        staged.apply(advice, document, folder)
+        changed.write_text(yaml.safe_dump(document))
+        if staged.fill:
+            fill_cache(changed)
+        return _outcome(name, staged, verdict, advice, _measure_gain(staged, before, path, changed, effort))
+
+
+def _is_cpu(staged: Staged) -> bool:
+    return staged.gain == "CPU-s"
+
+
+def _measure_gain(staged: Staged, before: Explanation, path: Path, changed: Path, effort: Effort) -> float:
+    """Rows per second after the change over those before; or CPU seconds before less those after, in turn."""
+    if not _is_cpu(staged):
         with on_cores(staged.cores_after):
-            after = explained(path, staged.step_s, seconds, staged.apply(advice)).slowest.verdict()
-    is_asked = staged.kind is None or advice is not None
-    return Result(
-        name=name,
-        verdict=before,
-        advice=advice,
-        named=is_asked and before.limit in staged.limits and before.stage in staged.stages,
-        predicted=1.0 if advice is None else advice.rows_ratio,
-        measured=after.rows_per_s / before.rows_per_s if before.rows_per_s else 0.0,
-    )
+            after = explain_run(changed, staged.step_s, effort.seconds)
+        return after.slowest.verdict().rows_per_s / before.slowest.verdict().rows_per_s
+    old, new = [block_cpu_s(before)], list[float]()
+    for number in range(effort.rounds):
+        new.append(block_cpu_s(explain_run(changed, staged.step_s, effort.seconds)))
+        if number + 1 < effort.rounds:
+            old.append(block_cpu_s(explain_run(path, staged.step_s, effort.seconds)))
+    return median(old) - median(new)
 
 
-def _fill_cache(path: Path) -> None:
-    """An epoch, so that the next run finds everything."""
-    command = [sys.executable, "-m", "feedline", "run", str(path), "--sink", "null", "--set", "epochs=1", "--json"]
-    subprocess.run(command, check=True, capture_output=True)
+def _outcome(name: str, staged: Staged, verdict: Verdict, advice: Advice | None, measured: float) -> Outcome:
+    problems = []
+    if verdict.limit not in staged.limits or verdict.stage not in staged.stages:
+        problems.append(f"expected {' or '.join(staged.stages)} of {' or '.join(staged.limits)}")
+    problems += [f"expected {word!r}" for word in staged.words if word not in verdict.sentence]
+    if advice is None and staged.kind is not None:
+        problems.append(f"expected advice on {staged.kind}")
+    predicted, interval = 1.0, None
+    if advice is not None and _is_cpu(staged):
+        predicted, interval = advice.cpu_s_saved, advice.cpu_interval
+    elif advice is not None:
+        predicted, interval = advice.rows_ratio, advice.rows_interval
+    return Outcome(
+        name=name, sentence=verdict.sentence, named=f"{verdict.stage} ({verdict.limit})", problems=tuple(problems),
+        advice="none" if advice is None else advice.change,
+        rank=0 if advice is None else 1 + verdict.advice.index(advice), unit=staged.gain, predicted=predicted,
+        interval=interval, measured=measured,
+    )  # fmt: skip
 
 
-def attached_cost(folder: Path, seconds: float, rounds: int = 3) -> tuple[float, float]:
-    """Rows per second of a drained run beside an attached `feedline explain`, over those without: median and spread."""
-    document = pipeline(folder, table(folder / "table", rows=262_144, row_group=32_768))
-    path = folder / "pipeline.yaml"
-    path.write_text(yaml.safe_dump({**document, "batch": {"size": 4096}, "shuffle": {"seed": 1}}))
-    ratios = []
-    for _ in range(rounds):
-        plain = explained(path, None, seconds).slowest.verdict().rows_per_s
-        command = f"{sys.executable} -m feedline explain {path} --attach --seconds {seconds} --json > {folder / 'out'}"
-        watcher = subprocess.Popen(["sh", "-c", f"sleep 2; {command}"])
-        watched = explained(path, None, seconds).slowest.verdict().rows_per_s
-        watcher.wait()
-        ratios.append(watched / plain)
-    return median(ratios), max(ratios) - min(ratios)
-
-
-def lines(results: Sequence[Result]) -> Iterator[str]:
+def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """A table in Markdown."""
-    yield "| situation | verdict | advice | predicted | measured | |"
-    yield "|---|---|---|---|---|---|"
-    for each in results:
-        advice = "none" if each.advice is None else each.advice.change
-        outcome = "right" if each.is_right else "named" if each.named else "wrong"
-        gains = f"{each.predicted:.2f} | {each.measured:.2f}"
-        yield f"| {each.name} | {each.verdict.sentence} | `{advice}` | {gains} | {outcome} |"
+    yield "| situation | verdict | named | advice | predicted gain | measured | ratio | |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for each in outcomes:
+        between = "" if each.interval is None else f" ({each.interval.low:.2f} to {each.interval.high:.2f})"
+        rank = "" if each.rank < 2 else f" (number {each.rank})"
+        advice = " ".join(each.advice.split())
+        outcome = "; ".join(each.problems) or ("right" if each.is_within else f"not within {WITHIN:.0%}")
+        yield (
+            f"| {each.name} | {each.sentence} | {each.named} | `{advice}`{rank} | "
+            f"{each.predicted:.2f}{between} {each.unit} | {each.measured:.2f} | {each.ratio:.2f} | {outcome} |"
+        )
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
-    parser.add_argument("--only", default="", help="situations whose name has this word")
-    parser.add_argument("--attached", action="store_true", help="measure the cost of an attached explain instead")
+    parser.add_argument("--seconds", type=float, help="of each run (default: 8; with --tiny 1)")
+    parser.add_argument("--rounds", type=int, help="runs before and after a change of data (default: 2; --tiny 1)")
+    parser.add_argument("--only", action="append", default=[], help="situations whose name has this word; repeatable")
+    parser.add_argument("--eight", action="store_true", help="the eight bottlenecks that the verdict must name")
+    parser.add_argument("--tiny", action="store_true", help="small tables and short runs; exit status 0")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     return parser.parse_args(arguments)
 
 
-def main() -> None:
-    """Measure, and print the table."""
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the table, and return the exit status."""
+    options = parse(arguments)
+    effort = Effort(seconds=1.0, cost_s=1.0, rounds=1, tiny=True) if options.tiny else Effort()
+    effort = replace(effort, seconds=options.seconds or effort.seconds, rounds=options.rounds or effort.rounds)
+    names = [
+        name
+        for name in (EIGHT if options.eight else SITUATIONS)
+        if not options.only or any(word.lower() in name for word in options.only)
+    ]
+    if not names:
+        print(f"--only names no situation: expected a word of {', '.join(SITUATIONS)}", file=sys.stderr)
+        return 2
     root = Path(tempfile.mkdtemp(prefix="feedline-explain-"))
+    outcomes = []
     try:
-        if options.attached:
-            ratio, spread = attached_cost(root, options.seconds)
-            print(f"rows/s beside an attached explain over those without: {ratio:.3f} (spread {spread:.3f})")
-            return
-        results = []
-        for name in SITUATIONS:
-            if options.only.lower() in name:
-                (folder := root / name.replace(" ", "_")).mkdir()
-                began_s = time.perf_counter()
-                results.append(judge_situation(name, folder, options.seconds))
-                print(f"{name}: {time.perf_counter() - began_s:.0f} s", file=sys.stderr)
-        print("\n".join(lines(results)))
+        for name in names:
+            began_s = time.perf_counter()
+            outcomes.append(judge_situation(name, root / name.replace(" ", "_"), effort))
+            shutil.rmtree(root / name.replace(" ", "_"))
+            print(f"{name}: {time.perf_counter() - began_s:.0f} s", file=sys.stderr)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+    facts = [{**asdict(each), "ratio": each.ratio, "is_right": each.is_right} for each in outcomes]
+    print(json.dumps(facts) if options.json else "\n".join(lines(outcomes)))
+    return 0 if options.tiny or all(each.is_right for each in outcomes) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

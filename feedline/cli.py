@@ -25,7 +25,7 @@ from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, Pi
 from feedline.commands.command_list import CommandList
 from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.display.progress_line import ProgressLine
-from feedline.commands.exit_status import end_with
+from feedline.commands.exit_status import Stop, end_with
 from feedline.errors import SpecError
 from feedline.version import VERSION
 
@@ -94,7 +94,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
-    from feedline.commands.run import RunRequest, Stop, parse_ranks, print_summary, run_null, run_trainers
+    from feedline.commands.run import RunRequest, parse_ranks, print_summary, run_null, run_trainers
     from feedline.spec import load_spec
     from feedline.spec.chosen_features import choose_features
     from feedline.spec.document.overrides import parse_overrides

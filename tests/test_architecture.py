@@ -103,6 +103,8 @@ INSIDE_FUNCTIONS = {
     ("feedline.commands.cluster.certs", "feedline.service.tls.authority"),
     ("feedline.commands.plan.views", "feedline.commands.plan.save"),
     ("feedline.commands.exit_status", "rich.console"),
+    ("feedline.commands.explain", "feedline.commands.run"),
+    ("feedline.commands.explain", "feedline.service.status.last_runs"),
     ("feedline.commands.feeder_sessions", "feedline.pipeline"),
     ("feedline.commands.feeder_sessions", "feedline.service.cluster.fit_workers"),
     ("feedline.resources.cgroups", "psutil"),
@@ -465,6 +467,7 @@ def test_forbidden_calls():
         ("feedline.cli", {"torch", "distributed", "dask", "polars", "pyarrow", "numpy", "pydantic"}),
         ("feedline.commands.run", {"torch", "distributed", "dask", "zarr"}),  # `--sink null` drains as a trainer
         ("feedline.commands.feed", {"torch", "zarr", "rich", "typer", "distributed", "dask", "pandas", "asyncio"}),
+        ("feedline.commands.explain", {"torch", "distributed", "dask", "polars", "pandas"}),  # beside a run
         ("feedline.commands.plan.views", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),

@@ -19,6 +19,30 @@ from feedline.errors import FeedlineError, PlanError, SpecError, StateError, Tab
 _WRONG_INPUT = (SpecError, PlanError, StateError, TableNotFoundError)
 
 
+class Stop:
+    """Set by a signal; `status` is the exit status that goes with it (130, 143)."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    def __call__(self) -> bool:
+        return self.status is not None
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        previous = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # sent to a whole job, they are meant for its trainers
+            previous[number] = signal.signal(number, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _set(self, number: int, _frame: object) -> None:
+        self.status = 128 + number
+
+
 def end_with(app: Callable[[], object], *, at_once: bool = False) -> NoReturn:
     """Run a command-line program and end the process with its exit status.
 

@@ -1,6 +1,7 @@
 """The command `feedline explain`: what limits a run, and what would change it.
 
-Runs in: the process of the command; without --attach and --last beside a feeder of its own.
+Runs in: the process of the command; without --attach and --last beside a feeder of its own. Beside a run it
+imports only what that needs: the others import their own.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,11 +18,10 @@ from feedline.commands.display.consoles import print_facts
 from feedline.commands.display.explain_page import explain_page
 from feedline.commands.display.explain_table import explain_view
 from feedline.commands.display.progress_line import ProgressLine
-from feedline.commands.run import RunRequest, Stop, feeder_accesses
+from feedline.commands.exit_status import Stop
 from feedline.errors import FeedlineError, SpecError
-from feedline.explain.costs.cost_process import ALONE_S, ATTACHED_S, MeasuredCosts, measure_apart
+from feedline.explain.costs.cost_process import ALONE_S, attached_budget_s, measure_apart, watch_s_for_costs
 from feedline.explain.explained_costs import explained_with_costs
-from feedline.explain.explanation import Explanation
 from feedline.explain.observed_runs import explain_last, watch_feeders
 from feedline.explain.short_run import run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
@@ -29,15 +29,24 @@ from feedline.loader.ring.status_files import live_statuses
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores
 from feedline.service.scaling.demand import job_name
-from feedline.service.status.last_runs import last_status
-from feedline.spec import PipelineSpec, load_spec
+from feedline.spec import load_spec
 from feedline.spec.document.overrides import parse_overrides
+
+if TYPE_CHECKING:
+    from feedline.explain.costs.measured_costs import MeasuredCosts
+    from feedline.explain.explanation import Explanation
+    from feedline.spec import PipelineSpec
+
+_SECONDS, _ATTACHED_SECONDS = 10.0, 30.0  # the latter, so that the start is a small part
 
 
 def explain(
     pipeline: PipelinePath,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to measure, from the first batch on.")] = 10.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds to measure, from the first batch on (default: 10, with --attach 30)."),
+    ] = None,
     step_s: Annotated[
         float | None,
         typer.Option("--step-s", min=0.0, help="Seconds per step of a trainer to simulate (default: none)."),
@@ -55,7 +64,8 @@ def explain(
         typer.Option(
             "--cost-seconds",
             min=0.0,
-            help="CPU seconds to measure what columns, ops and features cost (default: 20, with --attach 5; 0: none).",
+            help="CPU seconds to measure what columns, ops and features cost (default: 20; with --attach up to 5, "
+            "within 2 % of the cores' time; 0: none).",
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the facts as a page with pictures, too.")] = None,
@@ -66,11 +76,12 @@ def explain(
     if html is not None and not html.absolute().parent.is_dir():
         raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
     spec = load_spec(pipeline, values := parse_overrides(overrides or []))
+    seconds = seconds or (_ATTACHED_SECONDS if attached else _SECONDS)
     store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
     with stop.on_signals(), ProgressLine():
         if last:
-            found = explain_last(spec, last_status(spec), store_bytes_per_s=store_bytes_per_s)
+            found = _last_run(spec, store_bytes_per_s)
         elif attached:
             job = job_name(spec.name, job_fingerprint(spec))
             found = watch_feeders(
@@ -78,8 +89,8 @@ def explain(
             )
         else:
             found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
-        cost_s = cost_s if cost_s is not None else ATTACHED_S if attached else ALONE_S
-        facts = explained_with_costs(found, *_costs(pipeline, values, spec, cost_s, attached, stop))
+        costs, skipped = _costs(pipeline, values, spec, cost_s, seconds if attached else None, stop)
+    facts = explained_with_costs(found, costs, skipped)
     if html is not None:
         html.write_text(explain_page(facts), encoding="utf-8")
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
@@ -100,23 +111,41 @@ def _check_options(attached: bool, last: bool, step_s: float | None, headspace: 
 
 
 def _costs(
-    pipeline: Path, values: dict[str, object], spec: PipelineSpec, budget_s: float, attached: bool, stop: Stop
+    pipeline: Path,
+    values: dict[str, object],
+    spec: PipelineSpec,
+    budget_s: float | None,
+    watched_s: float | None,
+    stop: Stop,
 ) -> tuple[MeasuredCosts | None, str]:
-    """What features cost; or None, and why."""
+    """What features cost; or None, and why. watched_s: for which a run was watched (None: there is none)."""
     if budget_s == 0 or stop():
         return None, "not measured"
-    began_s = time.monotonic()
+    if budget_s is None and watched_s is not None:
+        cores = available_cores()
+        if not (budget_s := attached_budget_s(cores, watched_s)):
+            return None, (
+                f"not measured beside a run: of {watched_s:g} s with {cores:g} cores, 2 % are too little. "
+                f"--seconds {watch_s_for_costs(cores)} is enough, --cost-seconds 5 takes what it needs"
+            )
+    began_s, most_s = time.monotonic(), ALONE_S if budget_s is None else budget_s
 
     def look() -> bool:
         seconds = int(time.monotonic() - began_s)
-        report_progress("measuring costs", seconds, math.ceil(budget_s) if seconds <= budget_s else None, "s")
+        report_progress("measuring costs", seconds, math.ceil(most_s) if seconds <= most_s else None, "s")
         return stop()
 
     try:
-        file = str(pipeline.absolute())
-        return measure_apart(spec, file, values, budget_s=budget_s, attached=attached, stop=look), ""
+        file, attached = str(pipeline.absolute()), watched_s is not None
+        return measure_apart(spec, file, values, budget_s=most_s, attached=attached, stop=look), ""
     except FeedlineError as error:
         return None, str(error)
+
+
+def _last_run(spec: PipelineSpec, store_bytes_per_s: float | None) -> Explanation:
+    from feedline.service.status.last_runs import last_status  # noqa: PLC0415 -- 0.1 s of CPU time
+
+    return explain_last(spec, last_status(spec), store_bytes_per_s=store_bytes_per_s)
 
 
 def _short_run(
@@ -129,6 +158,8 @@ def _short_run(
     store_bytes_per_s: float | None,
     stop: Stop,
 ) -> Explanation:
+    from feedline.commands.run import RunRequest, feeder_accesses  # noqa: PLC0415 -- 0.5 s of CPU time
+
     request = RunRequest(path=pipeline.absolute(), overrides=values, spec=spec, ranks=[0], world_size=1)
     return run_shortly(
         feeder_accesses(request)[0],

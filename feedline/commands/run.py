@@ -6,11 +6,9 @@ ended before the command returns with 130 or 143.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import itemgetter
@@ -22,6 +20,7 @@ from rich.console import Console
 from feedline.commands.display.consoles import say
 from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates
 from feedline.commands.display.quality_table import quality_table
+from feedline.commands.exit_status import Stop
 from feedline.errors import PlanError, SpecError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality, measures, merge
@@ -87,30 +86,6 @@ class RunRequest:
     ranks: Sequence[int]
     world_size: int
     column_group: tuple[str, ...] = ()
-
-
-class Stop:
-    """Set by a signal; `status` is the exit status that goes with it (130, 143)."""
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-
-    def __call__(self) -> bool:
-        return self.status is not None
-
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
-        previous = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in (signal.SIGUSR1, signal.SIGUSR2):  # sent to a whole job, they are meant for its trainers
-            previous[number] = signal.signal(number, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _set(self, number: int, _frame: object) -> None:
-        self.status = 128 + number
 
 
 def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.explain.costs.cost_process import MeasuredCosts
 from feedline.explain.costs.data_advice import advice_on_data, stage_parts
+from feedline.explain.costs.measured_costs import MeasuredCosts
 from feedline.explain.explanation import Explanation, explanation_facts
 from feedline.loader.limits.run_facts import sum_samples
+from feedline.loader.limits.verdict import Verdict
+
+
+def verdict_with_costs(explanation: Explanation, costs: MeasuredCosts | None) -> Verdict:
+    """The verdict on the slowest rank, with what costs name and advise."""
+    slowest = explanation.slowest
+    if costs is None:
+        return slowest.verdict()
+    advice = advice_on_data(costs.changes, sum_samples(slowest.samples), slowest.capacity)
+    return slowest.verdict(advice, stage_parts(costs.account, costs.changes))
 
 
 def explained_with_costs(explanation: Explanation, costs: MeasuredCosts | None, skipped: str = "") -> dict[str, Any]:
     """Facts of an explanation, with costs as `costs`. skipped: why there are none."""
-    slowest = explanation.slowest
-    if costs is None:
-        return {**explanation_facts(explanation, slowest.verdict()), "costs": None, "costs_skipped": skipped}
-    advice = advice_on_data(costs.changes, sum_samples(slowest.samples), slowest.capacity)
-    verdict = slowest.verdict(advice, stage_parts(costs.account))
-    return {**explanation_facts(explanation, verdict), "costs": costs.facts(), "costs_skipped": ""}
+    facts = explanation_facts(explanation, verdict_with_costs(explanation, costs))
+    return {**facts, "costs": None if costs is None else costs.facts(), "costs_skipped": skipped}

@@ -55,7 +55,7 @@ def test_wrong_input_is_refused_with_its_remedy(place: Place, options: list[str]
 
 def test_a_run_is_attached_to_and_ctrl_c_explains_what_was_measured(place: Place):
     path = place.write()
-    with feedline("explain", path, "--seconds", 600, "--step-s", 0.02, *PLAIN) as program:
+    with feedline("explain", path, "--seconds", 600, "--step-s", 0.05, *PLAIN) as program:
         assert eventually(lambda: _fed(place))
         done = ended("explain", path, "--attach", "--seconds", 5, "--json", *PLAIN)
         assert done.returncode == 0, done.stderr

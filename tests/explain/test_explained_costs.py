@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feedline.explain.costs.cost_process import MeasuredCosts
 from feedline.explain.costs.cpu_time import CpuEstimate
-from feedline.explain.costs.data_changes import DataChange
+from feedline.explain.costs.measured_costs import DataChange, MeasuredCosts
 from feedline.explain.explained_costs import explained_with_costs
 from feedline.explain.explanation import Explanation, RankSamples
 from feedline.loader.limits.run_facts import Capacity, RunFacts

@@ -14,9 +14,9 @@ from feedline.service.page.dashboard import PAGE, DashboardOnDemand
 
 
 @contextlib.contextmanager
-def served_page(statuses: Callable[[], Sequence[FeederStatus]]) -> Iterator[str]:
-    """Serve the page; the value is its address."""
-    options = {"dashboard": False, "dashboard_address": "127.0.0.1:0", "protocol": "inproc://"}
+def served_page(statuses: Callable[[], Sequence[FeederStatus]], *, port: int = 0) -> Iterator[str]:
+    """Serve the page; the value is its address. port: 0 for any."""
+    options = {"dashboard": False, "dashboard_address": f"127.0.0.1:{port}", "protocol": "inproc://"}
     with SpecCluster(
         scheduler={"cls": Scheduler, "options": options}, worker={}, silence_logs=logging.ERROR
     ) as cluster:

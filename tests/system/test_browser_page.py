@@ -92,3 +92,21 @@ def test_several_jobs_lead_to_each_and_names_are_harmless(page: BrowserPage):
         text = page.text()
         assert text.count(evil) >= 3
         assert "What the plan reads" in text
+
+
+@pytest.mark.nightly  # Bokeh's attempts, and those of the page, are seconds apart
+def test_a_page_whose_server_is_gone_says_so_and_comes_back_with_it(tmp_path: Path):
+    """Its console has what the browser says of a server that does not answer."""
+    port = 0
+    with browser(tmp_path) as page:
+        for _ in range(2):
+            with served_page(lambda: [status_at(5)], port=port) as address:
+                port = int(address.split(":")[2].split("/")[0])
+                if not page.requests:
+                    page.open(address)
+                page.wait_for_text("What the plan reads")
+                while not page.evaluate("document.getElementById('feedline-lost')?.hidden"):
+                    page.listen(0.1)
+            while page.evaluate("document.getElementById('feedline-lost').hidden"):
+                page.listen(0.1)
+            assert "no longer renewed" in page.text()

@@ -40,7 +40,11 @@ def describe_continuation(a: Plan, b: Plan) -> Continuation:
         rebase_why = "a rebase keeps which rows come when"
         return Continuation(resume="refused", rebase="refused", resume_why=problem, rebase_why=rebase_why)
     is_same = a.features_fingerprint == b.features_fingerprint
-    why = [] if is_same else ['what rows become differs: load_state_dict(state, features="changed") keeps the position']
+    name = b.spec.source_name
+    why = [] if name is None else [f"of source {name} alone: the state of a job has to fit all, and how they are mixed"]
+    why += (
+        [] if is_same else ['what rows become differs: load_state_dict(state, features="changed") keeps the position']
+    )
     rebase: Literal["possible", "refused", "not needed"] = "not needed"
     rebase_why = "both read the same snapshot"
     if a.snapshot.id != b.snapshot.id:

@@ -17,12 +17,12 @@ Decides: TypeAlias = Literal["plan", "features", "snapshot", "artifacts", "run"]
 # What keys decide, the longest that fits first: which rows come when, what a row becomes, which files and types there
 # are, which artifacts features use, and (all others) only how a job runs.
 _DECIDES: dict[str, Decides] = {
-    **dict.fromkeys(("sources", "mix", "batch", "shuffle", "lanes"), "plan"),
+    **dict.fromkeys(("sources", "order of sources", "mix", "batch", "shuffle", "lanes"), "plan"),
     **dict.fromkeys((f"source.{key}" for key in ("where", "sample", "exclude", "follow", "split_rows")), "plan"),
     "source": "snapshot",
-    **dict.fromkeys(("source.decoder", "source.row_key"), "run"),
+    **dict.fromkeys((f"source.{key}" for key in ("decoder", "row_key", "max_bad_files", "max_bad_rows")), "run"),
     **dict.fromkeys(("features", "dedup", "on_nonfinite"), "features"),
-    **dict.fromkeys(("artifacts", "fit", "name"), "artifacts"),
+    **dict.fromkeys(("artifacts", "fit", "name", "work_dir"), "artifacts"),
 }
 # Features are compared one by one, beside this.
 _APART = ("features",)
@@ -30,8 +30,8 @@ _APART = ("features",)
 
 def describe_keys(a: PipelineSpec, b: PipelineSpec) -> list[dict[str, Any]]:
     """The keys in which two pipelines differ, features apart, each with both values (None: not stated and without a
-    default) and what it decides."""
-    before, after = (dict(_flat(json.loads(spec.canonical()))) for spec in (a, b))
+    default) and what it decides. Those of a pipeline with several sources are those of all of them, by name."""
+    before, after = (dict(_flat(_by_source_name(json.loads(spec.whole.canonical())))) for spec in (a, b))
     return [
         {"key": key, "a": _shown(before.get(key)), "b": _shown(after.get(key)), "decides": decides(key)}
         for key in dict.fromkeys([*before, *after])
@@ -42,8 +42,19 @@ def describe_keys(a: PipelineSpec, b: PipelineSpec) -> list[dict[str, Any]]:
 def decides(key: str) -> Decides:
     """What a key decides, by its dotted path."""
     words = key.split(".")
+    if words[0] == "sources" and words[-1] not in ("weight", "rows_per_batch"):
+        words = ["source", *words[2:]]
     names = (".".join(words[:length]) for length in range(len(words), 0, -1))
     return next((_DECIDES[name] for name in names if name in _DECIDES), "run")
+
+
+def _by_source_name(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with a mapping instead of a list of sources, and without their features."""
+    sources = document.get("sources")
+    if sources is None:
+        return document
+    named = {each["name"]: {key: each[key] for key in each.keys() - {"name", "features"}} for each in sources}
+    return {**document, "sources": named, "order of sources": list(named)}
 
 
 def plan_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

@@ -161,7 +161,7 @@ def _flame(account: Facts) -> Markup:
     difference = account["difference_s"] / max(account["block_s"]["cpu_s"], 1e-12)
     note = (
         f"{_PER_MILLION}, measured on {account['rows']:,} rows ({account['blocks']} blocks). Columns and ops were "
-        "measured alone; what all share (files, filter, calls) is apart. Whole blocks take "
+        "measured alone; what all share (files, filter, calls, order) is apart. Whole blocks take "
         f"{abs(difference):.0%} {'more' if difference > 0 else 'less'} than the sum of these parts."
     )
     return page_section("Where CPU time goes", html_flame(root), note=note)

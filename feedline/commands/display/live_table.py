@@ -109,7 +109,7 @@ class LiveTable:
         self._last_lines: list[str] = []
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:  # which shows no table before the end
             self._live = Live(
                 console=self._console, refresh_per_second=_REDRAWS_PER_S, transient=False, auto_refresh=False
             )

@@ -50,8 +50,9 @@ class FeatureAccount:
 class CostAccount:
     """All of a plan's features, per million rows, and the whole that they are parts of.
 
-    shared_s: what is no feature's own, of decoding and of passes; block_s: of whole blocks as tasks compute them, of
-    which the parts that were measured are `accounted_s`. rows: of the sample; epoch_rows: that one epoch has.
+    shared_s: what is no feature's own, of decoding, of passes and of the order of rows; block_s: of whole blocks as
+    tasks compute them, of which the parts that were measured are `accounted_s`. rows: of the sample; epoch_rows: that
+    one epoch has.
     """
 
     rows: int
@@ -65,7 +66,7 @@ class CostAccount:
 
     @property
     def shared_s(self) -> float:
-        return self.decoding.shared.cpu_s + self.passes.shared.cpu_s
+        return self.decoding.shared.cpu_s + self.passes.shared.cpu_s + self.passes.order.cpu_s
 
     @property
     def accounted_s(self) -> float:

@@ -1,63 +1,47 @@
 """Measure costs in a process of their own, which has the allocators and pools of a feeder.
 
-Runs in: `measure_apart` in the process that explains; `main` in the one that it starts. Memory that is given back to
-the kernel and taken again makes a block a third more expensive, so costs are measured as a feeder computes. The process
-gets what is idle of the CPUs: a run that goes on beside it loses little.
+Runs in: the process that explains. Memory that is given back to the kernel and taken again makes a block a third more
+expensive, so costs are measured as a feeder computes, by `plan_costs`. Beside a run, the CPU time of measuring is a
+bounded part of what the host has while the run is explained.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from feedline.errors import FeedlineError, PlanError
-from feedline.explain.costs.cost_account import measure_costs
-from feedline.explain.costs.cpu_time import ROUNDS
-from feedline.explain.costs.data_changes import DataChange, find_changes_of_data
-from feedline.explain.costs.sampled_blocks import BLOCKS, sample_blocks
+from feedline.errors import PlanError
+from feedline.explain.costs.measured_costs import MeasuredCosts
 from feedline.loader.ring.launch import feeder_environment
-from feedline.planning.plan import Plan
-from feedline.planning.resolve import current_snapshots, lanes_for, preview_plan
-from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.resources.cgroups import available_cores
-from feedline.spec import PipelineSpec, load_spec
+from feedline.spec import PipelineSpec
 
-ATTACHED_S, ALONE_S = 5.0, 20.0  # CPU seconds that measuring may take, beside a run and without one
-_ACCOUNT_PART = 0.4  # of them for the account of costs, the rest for changes
-_NICE, _NICE_ATTACHED = 5, 19  # beside a run: 1.5 % of what a thread of it gets, where all cores are busy
+ALONE_S = 20.0  # CPU seconds that measuring may take without a run
+ATTACHED_SHARE = 0.02  # of the cores' time, while a run is explained: watching, and measuring costs
+_ATTACHED_S = 5.0  # CPU seconds that measuring may take beside a run, at most
+_LEAST_S = 2.0  # of them, for an account that is worth its start
+_STARTS_S = 3.0  # CPU seconds of starting both processes, and of the plan, about
+_NICE, _NICE_ATTACHED = 5, 19
 _MOST_S = 120.0  # until an attached measurement is given up
 _LOOK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCosts:
-    """What was measured of a pipeline. account: facts of a `CostAccount`; changes: those that pay. source: its name, of
-    several."""
+def attached_budget_s(cores: float, seconds: float) -> float:
+    """CPU seconds that measuring costs may take beside a run that is watched for so many seconds: 0 where the cores'
+    share leaves too little."""
+    left_s = ATTACHED_SHARE * cores * seconds - _STARTS_S
+    return 0.0 if left_s < _LEAST_S else min(left_s, _ATTACHED_S)
 
-    account: Mapping[str, Any]
-    changes: tuple[DataChange, ...]
-    source: str = ""
 
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """What `facts` gave."""
-        changes = tuple(map(DataChange.from_facts, facts["changes"]))
-        return cls(account=facts["account"], changes=changes, source=facts["source"])
-
-    def facts(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "account": dict(self.account),
-            "changes": [change.facts() for change in self.changes],
-            "source": self.source,
-        }
+def watch_s_for_costs(cores: float) -> int:
+    """The seconds for which a run must be watched so that costs can be measured, too."""
+    return math.ceil((_STARTS_S + _LEAST_S) / (ATTACHED_SHARE * cores))
 
 
 def measure_apart(
@@ -66,7 +50,6 @@ def measure_apart(
     overrides: Mapping[str, Any],
     *,
     budget_s: float = ALONE_S,
-    blocks: int = BLOCKS,
     attached: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> MeasuredCosts:
@@ -79,11 +62,10 @@ def measure_apart(
         "file": file,
         "overrides": dict(overrides),
         "budget_s": budget_s,
-        "blocks": blocks,
         "nice": _NICE_ATTACHED if attached else _NICE,
     }
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "feedline.explain.costs.cost_process"]
+    command = [sys.executable, "-m", "feedline.explain.costs.plan_costs"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         words: str | None = json.dumps(request)
@@ -101,43 +83,3 @@ def measure_apart(
         lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
         raise PlanError(f"costs could not be measured: {lines[-1]}")
     return MeasuredCosts.from_facts(json.loads(facts))
-
-
-def measure_plan(
-    plan: Plan,
-    *,
-    budget_s: float = ALONE_S,
-    blocks: int = BLOCKS,
-    rounds: int = ROUNDS,
-) -> MeasuredCosts:
-    """Measure a plan in this process. Raises PlanError or DataError where its blocks cannot be computed."""
-    sample = sample_blocks(plan, blocks)
-    account = measure_costs(plan, budget_s=budget_s * _ACCOUNT_PART, sample=sample, rounds=rounds)
-    left_s = max(budget_s - account.measuring_s, 0.0)
-    changes = find_changes_of_data(plan, sample, account, budget_s=left_s, rounds=rounds)
-    return MeasuredCosts(account=account.facts(), changes=tuple(changes))
-
-
-def largest_source(plan: RunPlan) -> Plan:
-    """The plan of the source that has most rows."""
-    return max(plan.sources, key=lambda each: each.whole_schedule.rows)
-
-
-def main(arguments: Sequence[str] = ()) -> int:
-    """Measure what standard input asks for; facts go to standard output."""
-    request = json.load(sys.stdin)
-    with contextlib.suppress(OSError):
-        os.nice(request["nice"])
-    try:
-        spec = load_spec(request["file"], request["overrides"])
-        plan = largest_source(preview_plan(spec, current_snapshots(spec), lanes=lanes_for(spec.lanes, 1)))
-        found = measure_plan(plan, budget_s=request["budget_s"], blocks=request["blocks"])
-    except FeedlineError as error:
-        print(str(error).replace("\n", " "), file=sys.stderr)
-        return 1
-    print(json.dumps(found.facts()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedline.explain.costs.data_changes import DataChange
+from feedline.explain.costs.measured_costs import DataChange
 from feedline.loader.limits.advice import Advice, AdviceKind
 from feedline.loader.limits.linear_bound import ResourceLimits, limits_of
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
@@ -25,6 +25,7 @@ _KINDS: Mapping[str, AdviceKind] = {
 }
 _MOST_NAMED = 2  # columns, ops or features of a stage, in a verdict
 _ENOUGH = 0.75  # of a stage: what takes so much is named alone
+_MOST_OF_DECODING = 0.5  # that larger row groups save, where small ones are named instead of columns
 _LEAST_PART = 0.2  # of a stage, to be named
 
 
@@ -96,8 +97,9 @@ def _reason(change: DataChange) -> str:
     return f"{change.subject} takes {change.share:.0%} of the blocks' CPU time"
 
 
-def stage_parts(costs: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
-    """What takes most of each stage, as words, with its share of it. costs: facts of a `CostAccount`."""
+def stage_parts(costs: Mapping[str, Any], changes: Sequence[DataChange] = ()) -> dict[str, tuple[str, float]]:
+    """What takes most of each stage, as words, with its share of it. costs: facts of a `CostAccount`. changes: of the
+    same blocks; small row groups are to blame for what larger ones save, if that is most of decoding."""
     columns = {column["name"]: column["cpu_s"]["cpu_s"] for column in costs["columns"]}
     ops: dict[str, float] = {}
     for feature in costs["features"]:
@@ -112,6 +114,12 @@ def stage_parts(costs: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
     for stage, parts in (("decoding", columns), ("ops", ops), ("encoding", encode)):
         if (named := _largest(parts)) is not None:
             found[stage] = named
+    for change in changes:
+        if change.kind != "row_groups":
+            continue
+        saved = change.stages["decoding"] / max(costs["decode_s"]["cpu_s"], 1e-12)
+        if saved >= _MOST_OF_DECODING:
+            found["decoding"] = (change.subject, min(saved, 1.0))
     return found
 
 

@@ -9,12 +9,11 @@ that can be told from noise are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
 
 import numpy as np
 import polars as pl
@@ -27,6 +26,7 @@ from feedline.blocks.piece_chunks import piece_chunks
 from feedline.errors import FeedlineError
 from feedline.explain.costs.cost_account import CostAccount, FeatureAccount
 from feedline.explain.costs.cpu_time import ROUNDS, CpuBudget, CpuEstimate, estimate, measure_in_turn
+from feedline.explain.costs.measured_costs import ChangeKind, DataChange
 from feedline.explain.costs.rewritten_blocks import (
     ROW_GROUP_ROWS,
     RewrittenSample,
@@ -42,10 +42,7 @@ from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.dedup_groups import assign_groups
 from feedline.warehouse.cache.cache_folder import CacheRef
 
-ChangeKind = Literal["drop", "truncate", "optimize", "cache", "dedup", "row_groups", "op"]
-
 STAGES = ("decoding", "ops", "encoding")
-WORTHWHILE_SHARE = 0.03  # the share of today's CPU time that a change has to save
 _FEATURES = 3  # that are dropped or shortened, each by itself
 _LEAST_SHARE = 0.05  # of the CPU time that a feature or an op must take to be tried
 _SHORTENS = ("first_x", "list_slice", "pad")  # ops that bound the length of lists
@@ -54,45 +51,6 @@ _MOST_KEPT = 0.9  # of the elements of lists, where shortening is tried
 _BETTER_COLUMNS, _BETTER_SHARE = 8, 0.9  # columns whose encodings are tried: those that take most of decoding
 _CHOOSING_S = 0.5  # CPU of choosing a column's encoding, about
 _FEW_ROWS = ROW_GROUP_ROWS // 2  # of row groups that are joined
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataChange:
-    """A change and what it gains, per million rows. subject: the feature, op or group. how: what to do. loses: what is
-    given up. before_s, after_s: CPU seconds of blocks. saved_bytes: compressed ones less to read; disk_bytes: of an
-    epoch, to keep. is_measured: on blocks; else from the account of costs. from_epoch: the first that gains. stages:
-    the gain of decoding, ops and encoding.
-    """
-
-    kind: ChangeKind
-    subject: str
-    how: str
-    loses: str = ""
-    gain_s: CpuEstimate
-    before_s: float
-    saved_bytes: float = 0.0
-    disk_bytes: float = 0.0
-    is_measured: bool = True
-    from_epoch: int = 0
-    stages: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """The change of `facts`."""
-        return cls(**{**facts, "gain_s": CpuEstimate(**facts["gain_s"])})
-
-    def facts(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @property
-    def share(self) -> float:
-        """The part of today's CPU time that is gained."""
-        return self.gain_s.cpu_s / self.before_s if self.before_s else 0.0
-
-    @property
-    def is_worthwhile(self) -> bool:
-        return self.share >= WORTHWHILE_SHARE and self.gain_s.low > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +217,7 @@ def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, f
     rewritten = rewrite_sample(sample, compiled, folder, merge=True)
     change = DataChange(
         kind="row_groups",
-        subject=f"{mean:,.0f} rows per row group",
+        subject=f"row groups of {mean:,.0f} rows",
         how=_optimize_command(plan, rewritten),
         gain_s=_NO_GAIN,
         before_s=0.0,

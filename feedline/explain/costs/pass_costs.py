@@ -19,8 +19,15 @@ from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import StageClock, expanded_chunk
 from feedline.blocks.jobs import CompiledJob, compile_like
-from feedline.explain.costs.cpu_time import CpuBudget, CpuEstimate, estimate, measure_in_turn
-from feedline.explain.costs.sampled_blocks import BlockSample, DecodedBlock, bare_job, decode_block, encode_block
+from feedline.explain.costs.cpu_time import NO_CPU, CpuBudget, CpuEstimate, estimate, measure_in_turn
+from feedline.explain.costs.sampled_blocks import (
+    BlockSample,
+    DecodedBlock,
+    bare_job,
+    decode_block,
+    encode_block,
+    order_block,
+)
 from feedline.native.unique_rows import UniqueRows
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.step_passes import StepPass, step_passes
@@ -59,11 +66,13 @@ class PassCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCosts:
-    """CPU seconds per million rows. shared: of every pass; whole: of all features as a run computes them."""
+    """CPU seconds per million rows. shared: of every pass; whole: of all features as a run computes them. order: of the
+    rows of blocks, which is no part of passes."""
 
     features: tuple[PassCost, ...]
     shared: CpuEstimate
     whole: CpuEstimate
+    order: CpuEstimate = NO_CPU
 
     @property
     def difference_s(self) -> float:
@@ -82,10 +91,14 @@ def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget
     groups: list[tuple[FeatureSpec, ...]] = [(each,) for each in chosen] + ([rest] if rest else [])
     passes = [_FeaturePass(sample, compiled, blocks, group) for group in groups]
     together = _FeaturePass(sample, compiled, blocks, features)
-    seconds = measure_in_turn([together.run, *(each.run for each in passes)], budget, rounds=rounds)
+
+    def order() -> None:
+        for request, block in zip(sample.requests, blocks, strict=True):
+            order_block(job, request, block.pieces)
+
+    works = [order, together.run, *(each.run for each in passes)]
+    ordering, seconds = np.split(measure_in_turn(works, budget, rounds=rounds) * sample.per_million, [1], axis=1)
     rounds_done = len(seconds)
-    factor = sample.per_million
-    seconds *= factor
     shared = _shared_seconds(sample, compiled, blocks, passes, seconds[:, 1:], budget)
     steps = _measure_steps(compiled, features, _first_rows(compiled, blocks), budget, seconds[:, 1:], rounds)
     found: list[PassCost] = []
@@ -105,7 +118,9 @@ def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget
                     is_measured=len(group) == 1,
                 )
             )
-    return PassCosts(features=tuple(found), shared=estimate(shared), whole=estimate(seconds[:, 0]))
+    return PassCosts(
+        features=tuple(found), shared=estimate(shared), whole=estimate(seconds[:, 0]), order=estimate(ordering[:, 0])
+    )
 
 
 class _ProcessClock(StageClock):

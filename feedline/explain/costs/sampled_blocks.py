@@ -95,13 +95,18 @@ class DecodedBlock:
 def decode_block(job: Job, compiled: CompiledJob, request: BlockRequest) -> DecodedBlock:
     """Decode a block as its task does, and keep the chunks."""
     pieces = tuple(tuple(piece_chunks(compiled, piece, as_stored=True)) for piece in request.pieces)
+    return DecodedBlock(pieces, order_block(job, request, pieces))
+
+
+def order_block(job: Job, request: BlockRequest, pieces: Sequence[Sequence[Chunk]]) -> NDArray[np.int64] | None:
+    """The order of a block's rows, from its decoded pieces; None: as they are."""
     order = job.ordering
 
     def values(index: int) -> pl.Series:
         assert order is not None
         return pl.concat([chunk_order(order, chunk) for chunk in pieces[index]])
 
-    return DecodedBlock(pieces, ordered_rows(order, request, values))
+    return ordered_rows(order, request, values)
 
 
 def encode_block(job: Job, compiled: CompiledJob, decoded: DecodedBlock, clock: StageClock) -> None:

@@ -74,7 +74,7 @@ def _open(content: bytes | str, name: str) -> dict[str, Any]:
     """The values of a packed message, without its version."""
     try:
         values = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise FeederError(f"a message is malformed: got {content!r:.80}, expected the JSON of {name}")

@@ -63,7 +63,7 @@ CHARTS = (
     ),
     Chart(
         name="workers",
-        title="Workers",
+        title="Workers and threads",
         lines=(
             ChartLine(column="workers", label="workers", color=_BLUE),
             ChartLine(column="threads", label="threads", color=_GRAY, dash="dashed"),
@@ -175,7 +175,7 @@ def _figure(chart: Chart, source: ColumnDataSource, times: Range1d) -> Any:
     plot.xaxis.formatter = CustomJSTickFormatter(code=_TIME)
     plot.yaxis.formatter = NumeralTickFormatter(format="0[.]0 a" if not chart.share else "0")
     plot.xaxis.ticker.desired_num_ticks = 3
-    plot.yaxis.ticker.desired_num_ticks = 4
+    plot.yaxis.ticker.update(desired_num_ticks=4, min_interval=1)  # rows, workers and percentages are integers
     plot.axis.axis_line_color = "#999"
     plot.axis.major_label_text_font_size = "12px"
     plot.axis.major_label_text_color = "#444"

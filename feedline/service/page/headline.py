@@ -11,17 +11,34 @@ from feedline.loader.limits.capacities import capacity_in_form
 from feedline.loader.limits.run_facts import Capacity
 from feedline.loader.limits.verdict import Verdict, judge
 from feedline.service.page.job_view import JobView, LimitedRank
-from feedline.service.page.page_parts import Headline
+from feedline.service.page.page_parts import Headline, duration_text
 
 _STATES = {
     "waiting": "The feeder waits for its trainers.",
-    "planning": "The plan is made: files are listed, rows counted.",
+    "planning": "The plan is being made: files are listed, rows counted.",
     "ended": "The trainers have ended.",
 }
 
 
 def headline_of(view: JobView) -> Headline:
-    """What limits the rank whose trainer waits most, by the last seconds."""
+    """What limits the rank whose trainer waits most, by the last seconds; before that, what has ended or is silent."""
+    if view.errors:
+        (source, text), *others = view.errors
+        more = f"{len(others)} more below. " if others else ""
+        goes_on = "" if view.state == "ended" else "Ranks that train together wait for it. "
+        detail = f"{more}{goes_on}Its trainer raised the same error; the log of its feeder has all of it."
+        return Headline(
+            side="error", badge="✕ error", sentence=f"{source.capitalize()} ended with an error: {text}", detail=detail
+        )
+    if view.silent:
+        longest = duration_text(max(row.silent_s for row in view.silent))
+        hosts = ", ".join(dict.fromkeys(row.host for row in view.silent))
+        return Headline(
+            side="error",
+            badge="△ silent",
+            sentence=f"Nothing was heard for {longest} from {len(view.silent)} of {len(view.ranks)} ranks.",
+            detail=f"Their feeder has stopped, or is cut off: see its log on {hosts}. Numbers are of its last status.",
+        )
     if view.slowest is None:
         words = _STATES.get(view.state, "Measuring: the first batches are on their way.")
         return Headline(side="", badge=view.state, sentence=words)

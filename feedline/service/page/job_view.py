@@ -26,7 +26,7 @@ _EPOCH = " in epoch "  # what follows of a warning changes from epoch to epoch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
     """A rank in the table. epoch: from 0; done: of all steps of all epochs, of 1; eta_s: to the last step of the last
-    epoch; ring: the share of slots with batches that wait for the trainer. None: unknown. silent_s: since its feeder's
+    epoch. None: unknown, or not fed. silent_s: since its feeder's
     last status, if that is unusual."""
 
     rank: int
@@ -38,10 +38,8 @@ class RankRow:
     steps: int
     done: float | None
     rates: RankRates | None
-    rows: int
     ready: int
     slots: int
-    ring: float | None
     blocks: int
     window: int
     window_reason: str
@@ -104,7 +102,7 @@ class LimitedRank:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A job as the page shows it. first: the status of its first feeder. cores, cpu_s, workers, threads, lost,
-    regained: of all feeders; seconds: since the first one's start.
+    regained, restarts: of all feeders; seconds: since the first one's start.
 
     rows_per_s: of all ranks; trainer, slots: the greatest share of a rank's time that the trainer waited for a batch,
     and that finished batches waited for the trainer (None before the second status). done: of the rank with the least,
@@ -131,11 +129,22 @@ class JobView:
     threads: int
     lost: int
     regained: int
+    restarts: int
     slowest: LimitedRank | None
     decisions: tuple[FeederDecision, ...]
     plan: PlanStatus | None
     findings: tuple[SourcedText, ...]
     errors: tuple[SourcedText, ...]
+
+    @property
+    def silent(self) -> tuple[RankRow, ...]:
+        """The ranks whose feeders are silent before these have ended."""
+        return tuple(row for row in self.ranks if row.silent_s and row.state != "ended")
+
+    @property
+    def stragglers(self) -> tuple[RankRow, ...]:
+        """The straggler, if there is one."""
+        return tuple(row for row in self.ranks if row.straggler)
 
 
 def view_job(history: StatusHistory, job: str) -> JobView | None:
@@ -169,6 +178,7 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
         threads=threads,
         lost=sum(status.lost for status in statuses),
         regained=sum(status.regained for status in statuses),
+        restarts=sum(status.restarts for status in statuses),
         slowest=_slowest(history, statuses),
         decisions=_last_decisions(decisions),
         plan=next((rank.plan for rank in ranks if rank.plan is not None), None),
@@ -265,12 +275,12 @@ def mark_straggler(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
 
 
 def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) -> RankRow:
-    stats, rates = rank.stats, history.rates(status.feeder, rank.rank)
+    stats, rates = rank.stats, history.rates(status.feeder, rank)
     left = None
     if stats.steps:
         left = max(0, stats.steps - stats.step + max(status.epochs - stats.epoch - 1, 0) * stats.steps)
     eta_s = None
-    if left is not None and rates is not None and rates.steps_per_s > 0 and rank.state == "feeding":
+    if left is not None and rates is not None and rates.steps_per_s > 0:
         eta_s = left / rates.steps_per_s
     return RankRow(
         rank=rank.rank,
@@ -282,10 +292,8 @@ def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) ->
         steps=stats.steps,
         done=None if left is None else 1 - left / max(1, stats.steps * max(status.epochs, stats.epoch + 1)),
         rates=rates,
-        rows=stats.rows,
         ready=rank.ready,
         slots=stats.ring_slots,
-        ring=ring_fill(rank),
         blocks=stats.blocks_in_flight,
         window=stats.window,
         window_reason=stats.window_reason,

@@ -13,7 +13,7 @@ from typing import Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.document import Document
-from bokeh.models import InlineStyleSheet
+from bokeh.models import CustomJS, InlineStyleSheet
 from bokeh.models.widgets import Div
 from bokeh.server.tornado import BokehTornado
 from distributed import Scheduler
@@ -41,7 +41,19 @@ from feedline.service.page.status_history import StatusHistory
 
 _PERIOD_MS = 1000
 _FRESH_S = 0.9  # viewers whose second begins a little apart are shown the same
+# Of more ranks than these, feeders send their statuses every two seconds; putting them together takes 0.1 ms per rank.
+_MANY_RANKS, _FRESH_OF_MANY_S = 16, 1.9
 _PARTS = ("jobs", "verdict", "now", "ranks", "details")
+# In the browser, when the server does not answer: say so, and load the page anew once it does. Bokeh's own
+# attempts end after a minute, and another process does not know the page's session.
+_ON_LOST = """
+const note = document.getElementById("feedline-lost")
+if (note.hidden) {
+  note.hidden = false
+  note.querySelector("b").textContent = new Date().toTimeString().slice(0, 8)
+  setInterval(() => fetch(location.href).then(answer => answer.ok && location.reload(), () => {}), 5000)
+}
+"""
 _DASK_TEMPLATES = str(importlib.resources.files("distributed") / "http" / "templates")
 
 
@@ -73,6 +85,7 @@ class LivePage:
     ) -> None:
         self._statuses, self._clock = statuses, clock
         self._history = StatusHistory()
+        self._fresh_s = _FRESH_S
         self._parts: dict[ChosenJob, dict[str, str]] = {}  # as of the last status
 
     def open(self, scheduler: Scheduler, extra: Mapping[str, Any], document: Document) -> None:
@@ -87,12 +100,15 @@ class LivePage:
         for root in viewer.roots:
             document.add_root(root)
         document.add_periodic_callback(viewer.update, _PERIOD_MS)
+        document.js_on_event("connection_lost", CustomJS(code=_ON_LOST))
 
     def refresh(self) -> StatusHistory:
-        """The history, with the statuses of this second."""
+        """The history, with the statuses of this second, or of these two seconds if there are many ranks."""
         now_s = self._clock()
-        if not 0 <= now_s - self._history.now_s < _FRESH_S:
-            self._history.add(self._statuses(), now_s)
+        if not 0 <= now_s - self._history.now_s < self._fresh_s:
+            statuses = self._statuses()
+            self._history.add(statuses, now_s)
+            self._fresh_s = _FRESH_OF_MANY_S if sum(len(each.ranks) for each in statuses) > _MANY_RANKS else _FRESH_S
             self._parts = {}
         return self._history
 

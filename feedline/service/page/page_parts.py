@@ -19,6 +19,10 @@ FOLDER = Path(__file__).resolve().parent
 RANKS = 64  # in the table: the first ones, and any that has trouble
 UNKNOWN = "\N{EN DASH}"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+# Characters that turn the direction of the text after them: a name with one would change what the page says.
+_TURNS = dict.fromkeys(
+    (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\N{REPLACEMENT CHARACTER}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,7 @@ class ChosenJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """What limits a job, in a sentence. side: "data", "trainer" or "" (unknown, or neither)."""
+    """What limits a job, in a sentence. side: "data", "trainer", "error" or "" (unknown, or none of them)."""
 
     side: str
     badge: str
@@ -150,10 +154,18 @@ def _render(part: str, *values: object) -> str:
     return str(macro(*values)).strip()
 
 
+def _in_one_direction(value: object) -> object:
+    return value.translate(_TURNS) if type(value) is str else value
+
+
 @cache
 def _parts() -> Any:
     environment = Environment(
-        loader=FileSystemLoader(str(FOLDER)), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(str(FOLDER)),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_in_one_direction,
     )
     environment.filters.update(
         count=count_text, percent=percent_text, duration=duration_text, ago=ago_text, size=size_text

@@ -101,10 +101,10 @@ class StatusHistory:
         silent_s = self.now_s - self._feeders[feeder].seen_s
         return silent_s if silent_s > SILENT_S else 0.0
 
-    def rates(self, feeder: str, rank: int) -> RankRates | None:
-        """The rates of a rank; None before its second status."""
-        facts = self.facts(feeder, rank)
-        if facts is None:
+    def rates(self, feeder: str, rank: RankStatus) -> RankRates | None:
+        """The rates of a rank; None before its second status, and if it is not fed."""
+        facts = self.facts(feeder, rank.rank)
+        if facts is None or rank.state != "feeding":
             return None
         return RankRates(
             rows_per_s=facts.rows_per_s,
@@ -137,7 +137,7 @@ class StatusHistory:
     def _point(self, job: str) -> JobPoint:
         statuses = self.statuses(job)
         ranks = [rank for status in statuses for rank in status.ranks]
-        rates = [self.rates(status.feeder, rank.rank) for status in statuses for rank in status.ranks]
+        rates = [self.rates(status.feeder, rank) for status in statuses for rank in status.ranks]
         known = [rate for rate in rates if rate is not None]
         workers, threads = workers_of(statuses)
         return JobPoint(
@@ -154,8 +154,9 @@ class StatusHistory:
 
 
 def ring_fill(rank: RankStatus) -> float | None:
-    """The share of a ring's slots that hold batches which wait for the trainer; None before there is a ring."""
-    return min(1.0, rank.ready / rank.stats.ring_slots) if rank.stats.ring_slots else None
+    """The share of a ring's slots that hold batches which wait for the trainer; None without a ring, or a trainer."""
+    has_ring = rank.stats.ring_slots and rank.state != "ended"
+    return min(1.0, rank.ready / rank.stats.ring_slots) if has_ring else None
 
 
 def workers_of(statuses: Sequence[FeederStatus]) -> tuple[int, int]:

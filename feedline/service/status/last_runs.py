@@ -23,7 +23,7 @@ from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.spec import PipelineSpec
-from feedline.warehouse.storage.content_store import get, put
+from feedline.warehouse.storage.content_store import get, put, remove
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
@@ -49,8 +49,8 @@ class LastRun:
         try:
             location = locate(absolute(self._work_dir))
             put(location, f"{_FOLDER}/{name}", [pack(status)])
-            for stale in _files(location)[_KEPT:]:
-                location.filesystem.delete_file(join(location.path, f"{_FOLDER}/{stale}"))
+            for stale in _files(location)[_KEPT:]:  # another feeder may delete it first, or it is another user's
+                remove(self._work_dir, f"{_FOLDER}/{stale}")
         except (OSError, FeedlineError, pa.ArrowException) as error:
             logger.warning("the status of this run could not be kept in %s: %s", redact(self._work_dir), error)
 
@@ -80,7 +80,7 @@ def _prefix(spec: PipelineSpec) -> str:
 def _load(location: Location, name: str) -> FeederStatus | None:
     try:
         return unpack(FeederStatus, bytes(get(location, f"{_FOLDER}/{name}")))
-    except FeedlineError as error:
+    except (OSError, FeedlineError) as error:  # also a file of another user
         logger.warning("the status of a run, %s, cannot be read and is skipped: %s", name, error)
         return None
 

@@ -107,8 +107,11 @@ class StatusGatherer:
         is closed."""
         self.look([session])
         if session.rank is not None and session in self._sessions:
-            ended = replace(self._ranks[session.rank], state="ended", starved=False, error=_shown_error(error))
-            self._ranks[session.rank] = ended
+            last = self._ranks[session.rank]
+            stats = replace(last.stats, blocks_in_flight=0)  # what it held is dropped
+            self._ranks[session.rank] = replace(
+                last, state="ended", stats=stats, starved=False, ready=0, held_bytes=0, error=_shown_error(error)
+            )
             del self._sessions[session]
             self._publish_ranks()
         self._files.keep()

@@ -10,9 +10,11 @@ import pytest
 from pipelines import Place, furnished
 
 from feedline import Pipeline
+from feedline.commands.arguments.completions import override_keys
 from feedline.commands.diff.key_changes import decides, describe_keys, plan_keys
-from feedline.planning.plan import Plan, fingerprint_facts
+from feedline.planning.plan import fingerprint_facts
 from feedline.spec import load_spec
+from feedline.spec.pipeline_spec import json_schema
 
 
 @pytest.fixture
@@ -49,6 +51,9 @@ OTHER_KEYS = {
     "on_expect": "error",
     "cache": "kept",
     "fit.auto": True,
+    "work_dir": "elsewhere",
+    "allow_code": True,
+    "metrics": "127.0.0.1:0",
 }
 
 
@@ -73,17 +78,37 @@ def test_keys_decide_what_the_fingerprints_say(place: Place, key: str):
         assert {name for name in names if name.split(".")[0] not in (key.split(".")[0], "shuffle")} == set()
 
 
+def test_each_key_that_only_decides_how_a_job_runs_is_known_to():
+    """A new key decides what a trainer sees, until somebody writes it down here."""
+    keys = [each.key for each in override_keys(json_schema())]
+    run = [key for key in keys if decides(key) == "run"]
+    assert {key for key in run if key.startswith("source.")} == {
+        f"source.{key}" for key in ("decoder", "row_key", "max_bad_files", "max_bad_rows")
+    }
+    assert {key.split(".")[0] for key in run} - {"source"} == {
+        "epochs", "cluster", "feeder", "memory", "cache", "allow_code", "on_expect", "metrics", "traces"
+    }  # fmt: skip
+
+
 def test_values_are_shown_without_passwords_and_features_apart(place: Place):
     path = place.write()
     secret = load_spec(path, {"work_dir": "s3://me:secret@host/bucket", "features.dense.dense_0": []})
     [change] = describe_keys(load_spec(path), secret)
-    assert (change["key"], change["b"], change["decides"]) == ("work_dir", "s3://host/bucket", "run")
+    assert (change["key"], change["b"], change["decides"]) == ("work_dir", "s3://host/bucket", "artifacts")
 
 
-def test_every_section_of_a_pipeline_is_classified(place: Place):
-    """`decides` falls back on "run": a new section that decides more must be named."""
-    plan = Pipeline.from_yaml(place.write()).plan()
-    assert isinstance(plan, Plan)
-    run = {"version", "work_dir", "epochs", "cluster", "feeder", "memory", "cache", "allow_code", "on_expect"}
-    sections = set(type(plan.spec).model_fields) - {"only_source"} | {"source"}
-    assert {name for name in sections if decides(name) == "run"} == run | {"metrics", "traces"}
+def test_keys_of_all_sources_and_of_their_mix_are_compared(place: Place):
+    """Also where one of them is looked at: what another one is decides which rows come when."""
+    one, two = ({"name": name, "table": str(place.table), "weight": 1} for name in "ab")
+    a = place.write("a.yaml", source=None, sources=[one, two])
+    changed = {**one, "where": "dense_2 > 0.5", "row_key": "request_id"}
+    b = place.write("b.yaml", source=None, sources=[{**two, "weight": 3}, changed], mix={"stop": "all"})
+    specs = [load_spec(path).for_source("a") for path in (a, b)]
+    assert {each["key"]: each["decides"] for each in describe_keys(specs[0], specs[1])} == {
+        "sources.a.where": "plan",
+        "sources.a.row_key": "run",
+        "sources.b.weight": "plan",
+        "order of sources": "plan",
+        "mix.stop": "plan",
+    }
+    assert decides("sources.a.table") == "snapshot"

@@ -193,3 +193,12 @@ def test_without_a_terminal_there_are_plain_lines(terminal: bool):
     assert terminal or out.getvalue().count("rank") == 1, "the last line is not repeated"
     assert (short_line(VIEW) if terminal else line(VIEW) + "\n") in out.getvalue()
     assert ("\x1b" in out.getvalue()) is terminal
+
+
+def test_a_terminal_that_cannot_be_redrawn_has_plain_lines():
+    out = io.StringIO()
+    with LiveTable(
+        Console(file=out, width=200, force_terminal=True, _environ={"TERM": "dumb"}), title="clicks"
+    ) as progress:
+        progress.show([VIEW])
+        assert out.getvalue() == line(VIEW) + "\n"

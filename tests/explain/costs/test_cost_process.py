@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from costly_tables import costly_pipeline
 
-from feedline import Pipeline
 from feedline.errors import PlanError
 from feedline.explain.costs import cost_process
-from feedline.explain.costs.cost_process import MeasuredCosts, largest_source, measure_apart, measure_plan
+from feedline.explain.costs.cost_process import ATTACHED_SHARE, attached_budget_s, measure_apart, watch_s_for_costs
 from feedline.spec import load_spec
 
 
@@ -30,15 +28,6 @@ def test_failures_are_told(tmp_path: Path):
         measure_apart(load_spec(path, {}), str(path), {})
 
 
-def test_costs_travel_as_plain_values(tmp_path: Path):
-    path = costly_pipeline(tmp_path, rows=2_048, row_group_rows=256, list_mean=30, files=1)
-    plan = Pipeline.from_yaml(path).plan()
-    found = measure_plan(largest_source(plan), budget_s=2.0, rounds=1, blocks=1)
-    again = MeasuredCosts.from_facts(json.loads(json.dumps(found.facts())))
-    assert again.changes == found.changes
-    assert again.account["rows"] == found.account["rows"]
-
-
 def test_stopped_measurements_end_at_once(tmp_path: Path):
     path = costly_pipeline(tmp_path, rows=512, row_group_rows=512, list_mean=2, files=1)
     with pytest.raises(PlanError, match="stopped"):
@@ -50,3 +39,12 @@ def test_busy_runs_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cost_process, "_MOST_S", 0.0)
     with pytest.raises(PlanError, match="the run left too little CPU"):
         measure_apart(load_spec(path, {}), str(path), {}, budget_s=1e6, attached=True)
+
+
+def test_measuring_beside_a_run_stays_within_its_share_of_the_cores():
+    assert attached_budget_s(2, 30) == 0.0
+    assert attached_budget_s(64, 30) == 5.0
+    for cores in (1, 2, 8, 32):
+        enough_s = watch_s_for_costs(cores)
+        assert 2.0 <= attached_budget_s(cores, enough_s) < ATTACHED_SHARE * cores * enough_s
+        assert attached_budget_s(cores, enough_s - 1 / cores - 1) == 0.0

@@ -9,7 +9,7 @@ import pytest
 
 from feedline.explain.costs.cpu_time import CpuEstimate
 from feedline.explain.costs.data_advice import advice_on_data, stage_parts
-from feedline.explain.costs.data_changes import DataChange
+from feedline.explain.costs.measured_costs import DataChange
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 
 # 2 CPU-s per million rows on two cores: a million rows per second.
@@ -100,3 +100,13 @@ def test_stages_name_what_takes_most():
 def test_many_alike_are_not_named():
     columns = [{"name": f"c{number}", "cpu_s": {"cpu_s": 1.0}} for number in range(6)]
     assert stage_parts({"columns": columns, "features": []}) == {}
+
+
+def test_small_row_groups_are_named_where_they_take_most_of_decoding():
+    costs = {"columns": [{"name": "a", "cpu_s": {"cpu_s": 2.0}}], "features": [], "decode_s": {"cpu_s": 2.0}}
+    small = {"kind": "row_groups", "subject": "row groups of 256 rows"}
+    assert stage_parts(costs, [change(**small, stages={"decoding": 1.6})]) == {
+        "decoding": ("row groups of 256 rows", 0.8)
+    }
+    assert stage_parts(costs, [change(**small, stages={"decoding": 0.6})]) == {"decoding": ("a", 1.0)}
+    assert stage_parts(costs, [change(kind="optimize", stages={"decoding": 1.6})]) == {"decoding": ("a", 1.0)}

@@ -174,7 +174,7 @@ def test_a_malformed_field_is_refused_with_its_value(message: Any, changes: dict
         from_values(type(message), {**to_values(message), **changes})
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b'"text"'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b'"text"', b"[" * 100_000])
 def test_what_is_no_json_of_a_mapping_is_refused(content: bytes):
     with pytest.raises(FeederError, match=r"a message is malformed: got .*, expected the JSON of Hello"):
         unpack(Hello, content)

@@ -8,7 +8,7 @@ import pytest
 from page_statuses import START_S, status_at
 
 from feedline.service.page.headline import headline_of
-from feedline.service.page.job_view import JobView, view_job
+from feedline.service.page.job_view import JobView, SourcedText, view_job
 from feedline.service.page.status_history import StatusHistory
 
 
@@ -40,3 +40,28 @@ def test_a_trainer_that_does_not_wait_is_the_limit():
 def test_a_job_that_is_not_fed_has_no_limit(state: str):
     headline = headline_of(replace(view(0.4), state=state, slowest=None))
     assert (headline.side, headline.badge) == ("", state)
+
+
+def test_an_error_comes_first_whether_or_not_other_ranks_are_fed():
+    feeding = replace(
+        view(0.4), errors=(SourcedText("rank 1", "DataError: no"), SourcedText("rank 2", "DataError: no"))
+    )
+    headline = headline_of(feeding)
+    assert (headline.side, headline.sentence) == ("error", "Rank 1 ended with an error: DataError: no")
+    assert headline.detail.startswith("1 more below. Ranks that train together wait for it. ")
+    ended = headline_of(replace(feeding, state="ended", slowest=None, errors=feeding.errors[:1]))
+    assert ended.side == "error"
+    assert ended.detail.startswith("Its trainer raised the same error")
+
+
+def test_silent_feeders_are_named_instead_of_a_limit_of_the_past():
+    history = StatusHistory()
+    for at in (10, 20):
+        history.add([status_at(at)], now_s=START_S + at)
+    history.add([status_at(20)], now_s=START_S + 33)
+    made = view_job(history, "job-a")
+    assert made is not None
+    headline = headline_of(made)
+    assert (headline.side, headline.badge) == ("error", "△ silent")
+    assert headline.sentence == "Nothing was heard for 13 s from 2 of 2 ranks."
+    assert "node-1" in headline.detail

@@ -109,6 +109,21 @@ def test_two_viewers_ask_for_statuses_once_and_see_the_same():
     assert text(first, "now") == text(second, "now")
 
 
+def test_many_ranks_are_put_together_every_two_seconds():
+    served = Served(status_at(5, ranks=17))
+    document = served.open()
+    served.pass_second(status_at(6, ranks=17))
+    assert update(document) == []
+    served.pass_second(status_at(7, ranks=17))
+    assert {"now", "ranks"} <= set(update(document))
+    assert served.asked == 2
+
+
+def test_the_browser_is_told_what_to_do_when_the_server_is_gone():
+    (callback,) = Served(status_at(5)).open().callbacks.js_event_callbacks["connection_lost"]
+    assert "location.reload()" in callback.code
+
+
 def test_a_version_of_dask_that_is_not_supported_has_no_tab(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(versions, "INSTALLED", "2030.1.0")
     with served_page(list) as address:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -29,6 +30,8 @@ from feedline.service.page.page_parts import (
 from feedline.service.page.status_history import StatusHistory
 
 EVIL = "<script>alert(1)</script>\"'{{ 7*7 }}&amp;"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+BIDI_CONTROLS = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")
 
 
 class Tags(HTMLParser):
@@ -89,6 +92,24 @@ def test_names_cannot_be_code():
     assert not tags.open
     assert sum(EVIL in words for words in tags.words) >= 8  # each is shown as it is
     assert "alert(1)</script>" not in html
+
+
+def test_a_name_cannot_turn_the_direction_of_the_page():
+    """Of all characters that Unicode's algorithm obeys, none reaches the page."""
+    turns = [each for each in map(chr, range(0x3000)) if unicodedata.bidirectional(each) in BIDI_CONTROLS]
+    marks = ["\u061c", "\u200e", "\u200f"]
+    name = f"a{''.join([*turns, *marks])}z"
+    html = whole(replace(troubled(status_at(10)), job=name, name=name, pipeline=name, host=name))
+    assert len(turns) == 9
+    assert not set(html) & {*turns, *marks}
+    assert html.count(f"a{12 * REPLACEMENT}z") >= 4
+
+
+def test_the_straggler_is_named_above_the_table():
+    (view,) = views(status_at(10, ranks=3))
+    assert "straggler" not in ranks_html(view)
+    rows = (*view.ranks[:2], replace(view.ranks[2], straggler=True))
+    assert "straggler: rank 2</span></h2>" in ranks_html(replace(view, ranks=rows))
 
 
 @pytest.mark.parametrize(

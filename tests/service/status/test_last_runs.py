@@ -68,6 +68,7 @@ def test_old_files_and_those_of_another_release(
     assert [status.ranks[0].rank for status in last_statuses(spec)] == [2, 1]
     newest = next(each for each in folder.iterdir() if "-2-of-3" in each.name)
     newest.write_text("{}")
+    (folder / f"{newest.name[:-5]}-again.json").mkdir()  # not even a file
     assert [status.ranks[0].rank for status in last_statuses(spec)] == [1]
     assert "cannot be read and is skipped" in caplog.text
 

@@ -122,6 +122,9 @@ def test_what_a_trainer_did_is_kept_when_it_leaves(tmp_path: Path, monkeypatch: 
 
     def kept() -> list[tuple[str, int]]:
         status = last_status(spec)
+        if status is not None:  # a rank that has ended holds nothing
+            ended = [each for each in status.ranks if each.state == "ended"]
+            assert {(each.ready, each.held_bytes, each.stats.blocks_in_flight) for each in ended} <= {(0, 0, 0)}
         return [] if status is None else [(rank.state, rank.stats.batches) for rank in status.ranks]
 
     with trainers_of(path, ranks=2, with_status=True) as (first, second):
@@ -157,7 +160,7 @@ def test_ranks_wait_before_trainers_come_and_are_counted(tmp_path: Path, monkeyp
     [gatherer] = gatherers
     assert states == ["waiting", "waiting"]
     assert [(rank.state, rank.stats.batches) for rank in gatherer.status.ranks] == [("ended", 4)] * 2
-    assert live_statuses() == []
+    assert os.getpid() not in {each.pid for each in live_statuses()}
 
 
 def test_a_status_that_cannot_be_gathered_ends_no_run(

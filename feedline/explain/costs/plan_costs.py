@@ -1,0 +1,67 @@
+"""Measure what a plan's features cost, and what would change that, in a process of its own.
+
+Runs in: a process that `cost_process` starts with a feeder's environment. Standard input has the request, standard
+output the facts. The process gets what is idle of the CPUs: a run that goes on beside it loses little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from feedline.errors import FeedlineError
+from feedline.explain.costs.cost_account import measure_costs
+from feedline.explain.costs.cost_process import ALONE_S
+from feedline.explain.costs.cpu_time import ROUNDS
+from feedline.explain.costs.data_changes import find_changes_of_data
+from feedline.explain.costs.measured_costs import MeasuredCosts
+from feedline.explain.costs.sampled_blocks import BLOCKS, sample_blocks
+from feedline.planning.plan import Plan
+from feedline.planning.resolve import current_snapshots, lanes_for, preview_plan
+from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.spec import load_spec
+
+_ACCOUNT_PART = 0.4  # of the budget for the account of costs, the rest for changes
+
+
+def measure_plan(
+    plan: Plan,
+    *,
+    budget_s: float = ALONE_S,
+    blocks: int = BLOCKS,
+    rounds: int = ROUNDS,
+) -> MeasuredCosts:
+    """Measure a plan in this process. Raises PlanError or DataError where its blocks cannot be computed."""
+    sample = sample_blocks(plan, blocks)
+    account = measure_costs(plan, budget_s=budget_s * _ACCOUNT_PART, sample=sample, rounds=rounds)
+    left_s = max(budget_s - account.measuring_s, 0.0)
+    changes = find_changes_of_data(plan, sample, account, budget_s=left_s, rounds=rounds)
+    return MeasuredCosts(account=account.facts(), changes=tuple(changes))
+
+
+def largest_source(plan: RunPlan) -> Plan:
+    """The plan of the source that has most rows."""
+    return max(plan.sources, key=lambda each: each.whole_schedule.rows)
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Measure what standard input asks for; facts go to standard output."""
+    request = json.load(sys.stdin)
+    with contextlib.suppress(OSError):
+        os.nice(request["nice"])
+    try:
+        spec = load_spec(request["file"], request["overrides"])
+        plan = largest_source(preview_plan(spec, current_snapshots(spec), lanes=lanes_for(spec.lanes, 1)))
+        found = measure_plan(plan, budget_s=request["budget_s"])
+    except FeedlineError as error:
+        print(str(error).replace("\n", " "), file=sys.stderr)
+        return 1
+    print(json.dumps(found.facts()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
