@@ -23,7 +23,7 @@ from feedline.errors import FeedlineError, SpecError
 from feedline.explain.costs.cost_process import ALONE_S, attached_budget_s, measure_apart, watch_s_for_costs
 from feedline.explain.explained_costs import explained_with_costs
 from feedline.explain.observed_runs import explain_last, watch_feeders
-from feedline.explain.short_run import run_shortly
+from feedline.explain.short_run import SimulatedTrainer, Trainer, run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.ring.status_files import live_statuses
 from feedline.progress import report_progress
@@ -51,10 +51,14 @@ def explain(
         float | None,
         typer.Option("--step-s", min=0.0, help="Seconds per step of a trainer to simulate (default: none)."),
     ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(help="module:function of this folder that trains one step on a batch (default: none)."),
+    ] = None,
     attached: Annotated[bool, typer.Option("--attach", help="Explain the run of this pipeline on this host.")] = False,
     last: Annotated[bool, typer.Option("--last", help="Explain the last run of this pipeline.")] = False,
     headspace: Annotated[
-        bool, typer.Option("--headspace", help="Also the largest gain that any loader could give; needs --step-s.")
+        bool, typer.Option("--headspace", help="Also the largest gain that any loader could give; needs a trainer.")
     ] = False,
     store_mb_s: Annotated[
         float | None, typer.Option("--store-mb-s", min=0.001, help="MB/s that the store or disk delivers, if known.")
@@ -72,7 +76,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last."""
-    _check_options(attached, last, step_s, headspace)
+    _check_options(attached, last, step_s, train, headspace)
     if html is not None and not html.absolute().parent.is_dir():
         raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
     spec = load_spec(pipeline, values := parse_overrides(overrides or []))
@@ -83,12 +87,11 @@ def explain(
         if last:
             found = _last_run(spec, store_bytes_per_s)
         elif attached:
-            job = job_name(spec.name, job_fingerprint(spec))
-            found = watch_feeders(
-                spec, job, live_statuses, seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s
-            )
+            found = _watched_run(spec, seconds, store_bytes_per_s, stop)
         else:
-            found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
+            found = _short_run(
+                pipeline, values, spec, seconds, _trainer(step_s, train), headspace, store_bytes_per_s, stop
+            )
         costs, skipped = _costs(pipeline, values, spec, cost_s, seconds if attached else None, stop)
     facts = explained_with_costs(found, costs, skipped)
     if html is not None:
@@ -98,16 +101,26 @@ def explain(
         raise typer.Exit(stop.status)
 
 
-def _check_options(attached: bool, last: bool, step_s: float | None, headspace: bool) -> None:
+def _trainer(step_s: float | None, train: str | None) -> Trainer | None:
+    if train is None:
+        return None if step_s is None else SimulatedTrainer(step_s)
+    from feedline.explain.user_trainer import UserTrainer  # noqa: PLC0415 -- imports torch
+
+    return UserTrainer.of(train)
+
+
+def _check_options(attached: bool, last: bool, step_s: float | None, train: str | None, headspace: bool) -> None:
     if attached and last:
         raise SpecError("--attach and --last exclude each other: got both, expected one. Leave one out")
-    if (attached or last) and (step_s is not None or headspace):
+    if (attached or last) and (step_s is not None or train is not None or headspace):
         raise SpecError(
-            "--step-s and --headspace belong to a short run: got them with --attach or --last. Leave them out; in "
-            "training, use dataset.headspace(batch)"
+            "--step-s, --train and --headspace belong to a short run: got them with --attach or --last. Leave them "
+            "out; in training, use dataset.headspace(batch)"
         )
-    if headspace and not step_s:
-        raise SpecError("--headspace needs a trainer: got no --step-s, expected its seconds per step. Give --step-s")
+    if step_s is not None and train is not None:
+        raise SpecError("--step-s and --train exclude each other: got both, expected one trainer. Leave one out")
+    if headspace and not step_s and train is None:
+        raise SpecError("--headspace needs a trainer: got none, expected one. Give --train module:function or --step-s")
 
 
 def _costs(
@@ -142,6 +155,11 @@ def _costs(
         return None, str(error)
 
 
+def _watched_run(spec: PipelineSpec, seconds: float, store_bytes_per_s: float | None, stop: Stop) -> Explanation:
+    job = job_name(spec.name, job_fingerprint(spec))
+    return watch_feeders(spec, job, live_statuses, seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s)
+
+
 def _last_run(spec: PipelineSpec, store_bytes_per_s: float | None) -> Explanation:
     from feedline.service.status.last_runs import last_status  # noqa: PLC0415 -- 0.1 s of CPU time
 
@@ -153,7 +171,7 @@ def _short_run(
     values: dict[str, object],
     spec: PipelineSpec,
     seconds: float,
-    step_s: float | None,
+    trainer: Trainer | None,
     headspace: bool,
     store_bytes_per_s: float | None,
     stop: Stop,
@@ -165,7 +183,7 @@ def _short_run(
         feeder_accesses(request)[0],
         spec,
         seconds=seconds,
-        step_s=step_s,
+        trainer=trainer,
         cores=available_cores(),
         stop=stop,
         store_bytes_per_s=store_bytes_per_s,

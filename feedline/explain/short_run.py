@@ -1,4 +1,4 @@
-"""Explain a pipeline by a short run: drain its own ring for some seconds, at a trainer's pace if one is given.
+"""Explain a pipeline by a short run: drain its own ring for some seconds, at the pace of a trainer if one is given.
 
 Runs in: the process of `feedline explain`; a thread drains, as in `feedline run --sink null`. The time begins with the
 first batch; epochs follow each other until it is over.
@@ -12,29 +12,61 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Protocol
 
 from feedline.explain.explanation import Explanation, HeadspaceFacts, RankSamples
 from feedline.loader.limits.capacities import capacity_of
 from feedline.loader.limits.run_facts import RunFacts
-from feedline.loader.ring.client import FeederClient
+from feedline.loader.ring.client import FeederClient, Slot
 from feedline.loader.ring.launch import FeederAccess
-from feedline.loader.wire.facts import FeederStats, Hello
+from feedline.loader.wire.facts import FeederStats, Hello, PlanFacts
 from feedline.progress import report_progress
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.spec import PipelineSpec
 
 _LOOK_S = 0.05
+_STEP_END_S = 10.0  # that a step under way may take after the run's end
 _MOST_EPOCHS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """The counts of a drain at a moment."""
+    """The counts of a drain at a moment. cpu_s: of this process."""
 
     at_s: float
+    cpu_s: float
     rows: int
     wait_s: float
     stats: FeederStats
+
+
+class Trainer(Protocol):
+    """A trainer of a short run. steps: that it has done."""
+
+    steps: int
+
+    def step(self, facts: PlanFacts, slot: Slot, ended: threading.Event) -> None:
+        """Train on a batch. ended: set when the run is over."""
+
+    def pace(self, rows_per_step: float, ended: Callable[[], bool]) -> float | None:
+        """Rows per second without a loader; None if unknown."""
+
+
+class SimulatedTrainer:
+    """A trainer that sleeps so long per step."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self.steps = 0
+
+    def step(self, _facts: PlanFacts, _slot: Slot, ended: threading.Event) -> None:
+        """Sleep."""
+        ended.wait(self._step_s)
+        self.steps += 1
+
+    def pace(self, rows_per_step: float, _ended: Callable[[], bool]) -> float | None:
+        """Rows per second without a loader; None for a trainer that takes no time."""
+        return rows_per_step / self._step_s if self._step_s > 0 else None
 
 
 def run_shortly(
@@ -42,21 +74,25 @@ def run_shortly(
     spec: PipelineSpec,
     *,
     seconds: float,
-    step_s: float | None,
+    trainer: Trainer | None,
     cores: float,
     stop: Callable[[], bool],
     sample_s: float = 1.0,
     store_bytes_per_s: float | None = None,
     headspace: bool = False,
 ) -> Explanation:
-    """Drain rank 0 of 1 for some seconds after its first batch. step_s: that a trainer takes per step (None: there is
-    no trainer). stop: ends it early; what was measured so far is explained. Raises what the feeder raised."""
+    """Drain rank 0 of 1 for some seconds after its first batch, or the first step of a trainer (None: there is none).
+    stop: ends it early; what was measured so far is explained. Raises what the feeder or the trainer raised."""
     feed = FeederClient(access)
     ended = threading.Event()
 
-    def train(_rows: int) -> None:
-        if step_s:
-            ended.wait(step_s)
+    def train(facts: PlanFacts, slot: Slot) -> None:
+        if trainer is not None:
+            trainer.step(facts, slot, ended)
+
+    def is_begun() -> bool:
+        assert progress is not None
+        return bool(progress.rows) if trainer is None else bool(trainer.steps)
 
     first = 0 if spec.is_followed else None
     epochs = spec.epochs if spec.is_followed else _MOST_EPOCHS
@@ -68,42 +104,56 @@ def run_shortly(
         progress = start_draining(
             feed, hello, rank=0, epochs=epochs, stop=lambda: stop() or ended.is_set(), train=train
         )
-        _sample(progress, readings, seconds, sample_s, stop)
+        _sample(progress, readings, seconds, sample_s, stop, is_begun)
+        pace = _pace(progress, trainer, stop) if headspace and len(readings) > 1 else None
         if progress.error is not None:
             raise progress.error
     finally:
         ended.set()
         if progress is not None:
-            stop_draining(feed, progress)
+            stop_draining(feed, progress, _STEP_END_S)
         feed.close()
-    samples = tuple(_sample_of(old, new, step_s is not None) for old, new in pairwise(readings))
+    samples = tuple(_sample_of(old, new, has_trainer=trainer is not None) for old, new in pairwise(readings))
     stats = readings[-1].stats if readings else FeederStats()
     capacity = capacity_of(spec, stats, cores=cores, store_bytes_per_s=store_bytes_per_s)
     measured = sum(sample.wall_s for sample in samples)
     rank = RankSamples(rank=0, samples=samples or (_nothing(progress),), capacity=capacity)
     explanation = Explanation(name=spec.name, source="short run", ranks=(rank,), seconds=measured, stopped=stop())
-    if not headspace or not step_s or not samples:
+    if pace is None:
         return explanation
     rows = sum(sample.rows for sample in samples)
-    pace = rows / max(sum(sample.batches for sample in samples), 1) / step_s
     return replace(
         explanation, headspace=HeadspaceFacts(rows_per_s=pace, gain=max(1.0, pace * measured / max(rows, 1)))
     )
 
 
+def _pace(progress: DrainProgress, trainer: Trainer | None, stop: Callable[[], bool]) -> float | None:
+    """The rows per second that the trainer takes without a loader."""
+    if trainer is None or not progress.batches:
+        return None
+    report_progress("measuring the trainer alone", 0, None, "s")
+    return trainer.pace(progress.rows / progress.batches, lambda: stop() or progress.done)
+
+
 def _sample(
-    progress: DrainProgress, readings: list[_Reading], seconds: float, sample_s: float, stop: Callable[[], bool]
+    progress: DrainProgress,
+    readings: list[_Reading],
+    seconds: float,
+    sample_s: float,
+    stop: Callable[[], bool],
+    is_begun: Callable[[], bool],
 ) -> None:
-    """Read the counts every `sample_s`, from the first batch on, until the time is over or the drain has ended."""
+    """Read the counts every `sample_s`, from when it has begun, until the time is over or the drain has ended."""
     tick = threading.Event()
     opened_s = time.perf_counter()
-    while not stop() and not progress.done and not progress.rows:
+    while not stop() and not progress.done and not is_begun():
         if (planning := progress.planning) is not None:
             report_progress(planning.phase, planning.done, planning.total, planning.unit)
         else:
-            report_progress("planning", int(time.perf_counter() - opened_s), None, "s")
+            phase = "first step" if progress.rows else "planning"
+            report_progress(phase, int(time.perf_counter() - opened_s), None, "s")
         tick.wait(_LOOK_S)
-    if not progress.rows:
+    if not is_begun():
         return
     first = _read(progress)
     readings.append(replace(first, stats=replace(first.stats, planning_s=0.0)))  # that time comes before the samples
@@ -122,16 +172,18 @@ def _read(progress: DrainProgress) -> _Reading:
     now_s = time.perf_counter()
     return _Reading(
         at_s=now_s,
+        cpu_s=time.process_time(),
         rows=progress.rows,
         wait_s=progress.wait_s if progress.feed is None else progress.feed.stats.wait_until(now_s),
         stats=progress.feeder or FeederStats(),
     )
 
 
-def _sample_of(old: _Reading, new: _Reading, has_trainer: bool) -> RunFacts:
+def _sample_of(old: _Reading, new: _Reading, *, has_trainer: bool) -> RunFacts:
     wall_s = new.at_s - old.at_s
     wait_s = min(wall_s, new.wait_s - old.wait_s) if has_trainer else None
-    facts = RunFacts.between(new.stats, old.stats, wall_s=wall_s, trainer_wait_s=wait_s)
+    cpu_s = new.cpu_s - old.cpu_s if has_trainer else 0.0
+    facts = RunFacts.between(new.stats, old.stats, wall_s=wall_s, trainer_wait_s=wait_s, trainer_cpu_s=cpu_s)
     return replace(facts, rows=new.rows - old.rows)  # the feeder announces ahead
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
-from feedline.loader.ring.client import FeederClient
+from feedline.loader.ring.client import FeederClient, Slot
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.reports import FeederReports
-from feedline.loader.wire.facts import FeederStats, Hello
+from feedline.loader.wire.facts import FeederStats, Hello, PlanFacts
 from feedline.progress import Progress
 
 
@@ -60,10 +60,10 @@ def drain(
     *,
     epochs: int,
     stop: Callable[[], bool],
-    train: Callable[[int], object] = lambda rows: None,
+    train: Callable[[PlanFacts, Slot], object] = lambda facts, slot: None,
 ) -> None:
-    """Receive and discard `epochs` epochs; records progress and errors in `progress`. train: called with the rows of
-    each batch, which is held meanwhile."""
+    """Receive and discard `epochs` epochs; records progress and errors in `progress`. train: called with the plan and
+    the slot of each batch, which is held meanwhile."""
     try:
         answer = feed.open(hello, watched=True)
         progress.answer, progress.reports = answer, feed.reports
@@ -91,7 +91,7 @@ def drain(
                 progress.wait_s = feed.stats.wait_s
                 feed.refresh()
                 progress.ring_fill = feed.ring_fill
-                train(rows)
+                train(answer.facts, item)
                 del item, _
         progress.stopped = stop()
         progress.reports = feed.reports
@@ -112,7 +112,7 @@ def start_draining(
     rank: int,
     epochs: int,
     stop: Callable[[], bool],
-    train: Callable[[int], object] = lambda rows: None,
+    train: Callable[[PlanFacts, Slot], object] = lambda facts, slot: None,
 ) -> DrainProgress:
     """Start `drain` in a thread."""
     progress = DrainProgress(rank=rank, feed=feed)
@@ -127,8 +127,8 @@ def start_draining(
     return progress
 
 
-def stop_draining(feed: FeederClient, progress: DrainProgress) -> None:
-    """Interrupt a drain and wait for its thread to end."""
+def stop_draining(feed: FeederClient, progress: DrainProgress, within_s: float | None = None) -> None:
+    """Interrupt a drain and wait for its thread to end; for some seconds only, if what trains may hang."""
     feed.interrupt()
     assert progress.thread is not None
-    progress.thread.join()
+    progress.thread.join(within_s)

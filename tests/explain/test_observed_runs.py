@@ -98,6 +98,17 @@ def test_the_last_run_is_one_sample() -> None:
     assert (verdict.rows_per_s, verdict.trainer_wait, verdict.interval) == (1000.0, 0.5, None)
 
 
+def test_a_run_that_died_after_its_first_batch_has_no_rate() -> None:
+    crashed = replace(rank(0, 10, 0.0), stats=replace(rank(0, 10, 0.0).stats, fed_s=0.0), error="DataError: x")
+    assert "there is no rate to explain yet" in explain_last(SPEC, status(9.0, crashed)).slowest.verdict().sentence
+
+
+def test_the_straggler_of_many_ranks_is_explained() -> None:
+    ranks = [replace(rank(number, 1000, 0.9 if number == 17 else 0.05)) for number in range(64)]
+    found = explain_last(SPEC, status(9.0, *ranks))
+    assert found.slowest.rank == 17
+
+
 @pytest.mark.parametrize("last", [None, status(9.0, rank(0, 0, 0.0))])
 def test_no_last_run(last: FeederStatus | None) -> None:
     with pytest.raises(PlanError, match=r"there is no last run to explain: got .*Run it first"):

@@ -5,7 +5,7 @@ Runs in: the process of `feedline explain`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,12 +15,13 @@ from rich.table import Table
 from feedline.commands.display.costs_table import costs_table
 from feedline.loader.limits.verdict import short
 
+_MOST_RANKS = 7  # with a line of their own, beside the one that is explained
+
 
 def explain_view(facts: Mapping[str, Any]) -> Group:
     """The view of `explanation_facts`."""
     parts: list[RenderableType] = [escape(facts["verdict"]), _measured(facts)]
-    others = [each for each in facts["ranks"] if each["rank"] != facts["rank"]]
-    parts += [escape(f"rank {each['rank']}: {each['sentence']}") for each in others]
+    parts += _other_ranks([each for each in facts["ranks"] if each["rank"] != facts["rank"]])
     if facts["stages"]:
         parts.append(stage_table(facts))
     if (headspace := facts["headspace"]) is not None:
@@ -41,6 +42,16 @@ def _measured(facts: Mapping[str, Any]) -> str:
     source = {"short run": "of a short run", "running": "of its run", "last run": "of the last run"}[facts["source"]]
     rate = short(facts["rows_per_s"])
     return f"Measured: {rate}{between} over {facts['seconds']:.1f} s {source}{rank}{early}."
+
+
+def _other_ranks(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each of the ranks that wait most, and one for the others."""
+    ordered = sorted(ranks, key=lambda each: each["trainer_wait"] or 0.0, reverse=True)
+    lines = [escape(f"rank {each['rank']}: {each['sentence']}") for each in ordered[:_MOST_RANKS]]
+    if rest := ordered[_MOST_RANKS:]:
+        most, least = (each["trainer_wait"] or 0.0 for each in (rest[0], rest[-1]))
+        lines.append(f"{len(rest)} other ranks wait {least:.0%} to {most:.0%} of the time.")
+    return lines
 
 
 def stage_table(facts: Mapping[str, Any]) -> Table:

@@ -43,6 +43,11 @@ class Advice:
         return self.rows_ratio >= WORTH or self.cpu_s_saved > 0
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: "1 core", "2 cores"."""
+    return f"{number:g} {noun}" + "s" * (number != 1)
+
+
 def sorted_advice(advice: Iterable[Advice]) -> tuple[Advice, ...]:
     """What is worth it, the largest gain in rows per second first, then the most CPU saved."""
     worth = [each for each in advice if each.is_worth_it]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from feedline.loader.limits.advice import Advice, AdviceKind
+from feedline.loader.limits.advice import Advice, AdviceKind, counted
 from feedline.loader.limits.linear_bound import Resource, ResourceLimits
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
 
+_SAVES = 0.01  # of the CPU time: less is rounding
 _WAITS = 0.2  # the share of block threads' time that waiting for a store, or for the interpreter, must take
 _MOST_THREADS = 64  # that are advised in one process: each holds a block and a decoder's buffers
+_MOST_TIMES = 8  # as many workers or cores as now: beyond that, what was measured says little
 # What is read from a cache costs about a copy of it: a rule, where no block was read from one.
 _CACHED_BYTES_PER_CPU_S = 1.0e9
 # What another process costs to send and to receive a block, packing included: 0.46 us for a row of 300 bytes.
@@ -48,7 +50,7 @@ def predicted(limits: ResourceLimits, changed: ResourceLimits, noise: float) -> 
     """The ratio of rows per second after a change, with its interval: the measured rate's noise on either side, but no
     more than a trainer that stays takes."""
     ratio = limits.ratio_to(changed)
-    return ratio, Interval(low=ratio * (1 - noise), high=ratio * (1 + noise))
+    return ratio, Interval(low=ratio * max(0.0, 1 - noise), high=ratio * (1 + noise))
 
 
 def _advice(
@@ -110,8 +112,11 @@ def _more_threads(
     has_trainer = limits.get("trainer") is not None
     elastic = limits.without("cores") if not is_local or limit.name == "cores" else limits
     needed = (threads_needed(elastic) if has_trainer else None) or 2 * capacity.threads
-    workers = max(math.ceil(needed / per_worker), capacity.workers + 1)
+    most = max(_MOST_TIMES * capacity.workers, capacity.workers + 1)
+    workers = min(max(math.ceil(needed / per_worker), capacity.workers + 1), most)
     ends = "the trainer is the limit" if has_trainer else "twice as many rows are expected, up to other limits"
+    if has_trainer and workers * per_worker < needed:
+        ends = "it still waits"
     if is_local and limit.name == "cores":
         sent = limits if capacity.form != "threads" else _with_sending(limits, facts)
         yield _other_hosts(limits, sent, capacity, workers * per_worker / capacity.threads, noise)
@@ -119,7 +124,8 @@ def _more_threads(
     yield _advice(
         "workers", limits, elastic.with_capacity({"threads": float(workers * per_worker)}), noise,
         change=_workers(workers, capacity.form),
-        reason=f"{capacity.workers} workers of {per_worker} threads are busy; with {workers} {ends}",
+        reason=f"{counted(capacity.workers, 'worker')} of {counted(per_worker, 'thread')} "
+        f"{'is' if capacity.workers == 1 else 'are'} busy; with {workers} {ends}",
     )  # fmt: skip
 
 
@@ -142,13 +148,15 @@ def _other_hosts(
     if trainer is not None:  # its goal may need more cores than threads
         efficiency = min(1.0, limits.measured / limits.without("trainer").rows_per_s)
         factor = max(factor, trainer.rows_per_s / max(efficiency, 0.1) / limit.rows_per_s)
-    cores = math.ceil(factor * capacity.cores)
+    ends = "the trainer is the limit" if factor <= _MOST_TIMES else "it still waits"
+    cores = math.ceil(min(factor, _MOST_TIMES) * capacity.cores)
     factor = cores / capacity.cores
     threads = factor * capacity.threads
     return _advice(
         "workers", limits, sent.with_capacity({"threads": threads, "cores": factor * limit.capacity}), noise,
         change=f"cluster: {{scheduler: tcp://…}} with workers on other hosts: {cores} cores in all",
-        reason=f"{capacity.cores:g} cores are busy" + (f"; with {cores} the trainer is the limit" if trainer else ""),
+        reason=f"{counted(capacity.cores, 'core')} {'is' if capacity.cores == 1 else 'are'} busy"
+        + (f"; with {cores} {ends}" if trainer else ""),
         caveat="blocks that come over a network are copied once more, which is in the figure",
     )  # fmt: skip
 
@@ -191,6 +199,10 @@ def _source_cache(limits: ResourceLimits, capacity: Capacity, noise: float) -> I
     )  # fmt: skip
 
 
+def _filled(epochs: int) -> str:
+    return f"{'wait for the second epoch' if epochs > 1 else 'run it again'}: the cache is cold"
+
+
 def _feature_cache(limits: ResourceLimits, facts: RunFacts, capacity: Capacity, noise: float) -> Iterator[Advice]:
     """A cache of features: later epochs find what the first one computes."""
     threads, cores = limits.get("threads"), limits.get("cores")
@@ -203,11 +215,12 @@ def _feature_cache(limits: ResourceLimits, facts: RunFacts, capacity: Capacity, 
     change = dict.fromkeys(("threads", "cores", "memory"), uses)
     if cores is not None:
         change["cores"] = {"decoding": read, "ops": 0.0}
-    saved = 0.0 if cores is None else max(0.0, cores.use - limits.with_uses(change).get("cores").use)  # type: ignore[union-attr]
+    saved = 0.0 if cores is None else cores.use - limits.with_uses(change).get("cores").use  # type: ignore[union-attr]
+    saved = saved if cores is not None and saved > _SAVES * cores.use else 0.0
     ratio, interval = predicted(limits, limits.with_uses({**change, "store": {"store wait": 0.0}}), noise)
     yield Advice(
         kind="cache",
-        change="wait for the second epoch: the cache is cold" if capacity.cached else "cache: {dir: FOLDER}",
+        change=_filled(capacity.epochs) if capacity.cached else "cache: {dir: FOLDER}",
         reason=f"{missed:.0%} of features are computed, which later epochs need again",
         rows_ratio=ratio,
         rows_interval=Interval(low=min(1.0, interval.low), high=interval.high),

@@ -6,6 +6,7 @@ feeder some seconds apart make a sample; samples add up, and their variation giv
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -123,6 +124,11 @@ class RunFacts:
             **of_loop,
             **of_blocks,
         )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all counts are those of something that happened: finite, and not negative."""
+        return all(math.isfinite(value) and value >= 0 for value in (*_SUMMED(self), self.trainer_wait_s or 0.0))
 
     @property
     def rows_per_s(self) -> float:

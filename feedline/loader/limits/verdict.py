@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from feedline.loader.limits.advice import Advice, sorted_advice
+from feedline.loader.limits.advice import Advice, counted, sorted_advice
+from feedline.loader.limits.idle_runs import idle_sentence, is_idle
 from feedline.loader.limits.linear_bound import WAITS, Resource, ResourceLimits, is_crowded, limits_of, ties
 from feedline.loader.limits.machine_advice import machine_advice
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, interval_of, sum_samples
@@ -33,7 +34,8 @@ class StageRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What limits a run. limit: the resource; stage: that uses most of it; ties: other resources that are as close.
+    """What limits a run. limit: the resource, or "idle" where none is busy and the trainer waits; stage: that uses most
+    of it; ties: other resources that are as close.
 
     rows_per_s: measured; bound: that the limit allows. headroom: rows per second without waiting over the measured
     ones (1: the trainer is the limit)."""
@@ -63,27 +65,35 @@ def judge(
 ) -> Verdict:
     """The verdict on the samples of one trainer. advice: on other things than machines. parts: of stages, the features
     that take most of their CPU time, as words, and their share of it."""
+    samples = [each for each in samples if each.is_sound]
     facts = sum_samples(samples)
     limits, wait = limits_of(facts, capacity), facts.trainer_wait
     interval = interval_of(samples, lambda each: each.rows_per_s)
-    if not facts.rows or not limits.resources:
+    if not facts.rows or facts.wall_s <= 0 or not limits.resources:
         return _undecided(facts, limits)
+    waits = wait is not None and wait > WAITS
+    if waits and limits.without("trainer").resources == ():
+        return replace(_undecided(facts, limits), sentence=idle_sentence(None, facts, capacity))
     limit, others = _limit(limits, facts, capacity)
     share = _noise(interval, facts.rows_per_s)
     trainer = limits.get("trainer")
-    own = machine_advice(limits, facts, capacity, limit, share) if limit.name != "trainer" else ()
+    idle = is_idle(limit, facts, capacity)
+    own = machine_advice(limits, facts, capacity, limit, share) if limit.name != "trainer" and not idle else ()
     measured = {each.kind for each in advice}  # on blocks, which is better than by a rule
     own = [each for each in own if each.kind not in measured]
+    if idle:  # what saves CPU time saves that alone
+        advice, others = [replace(each, rows_ratio=1.0, rows_interval=None) for each in advice], ()
+    sentence = _sentence(limits, limit, others, facts, capacity, parts or {})
     return Verdict(
-        sentence=_sentence(limits, limit, others, facts, capacity, parts or {}),
-        limit=limit.name,
+        sentence=idle_sentence(limit, facts, capacity) if idle else sentence,
+        limit="idle" if idle else limit.name,
         stage=limit.stage,
         ties=tuple(each.name for each in others),
         trainer_wait=wait,
         rows_per_s=facts.rows_per_s,
         interval=interval,
         bound=limit.rows_per_s,
-        headroom=1.0 if trainer is None else max(1.0, trainer.rows_per_s / facts.rows_per_s),
+        headroom=max(1.0, trainer.rows_per_s / facts.rows_per_s) if trainer is not None else 1.0,
         stages=stage_rates(samples, capacity),
         limits=limits,
         advice=sorted_advice([*own, *advice]) if limit.name != "trainer" else sorted_advice(advice),
@@ -172,8 +182,8 @@ def _sentence(
         names, share = f"({names} first of all)", 1.0
     what = " ".join(filter(None, (limit.stage, names, takes, f"{limit.stage_share * share:.0%} of {_OF[limit.name]}")))
     sizes = {
-        "cores": _count(capacity.cores, "core") + ", which other programs use, too" * is_crowded(facts, capacity),
-        "threads": _count(capacity.threads, "thread"),
+        "cores": counted(capacity.cores, "core") + ", which other programs use, too" * is_crowded(facts, capacity),
+        "threads": counted(capacity.threads, "thread"),
         "memory": f"{capacity.window} blocks in memory",
         "store": f"{(capacity.store_bytes_per_s or 0) / 1e6:,.0f} MB/s of the store",
         "loop": "the feeder's loop, which is one thread",
@@ -182,10 +192,6 @@ def _sentence(
     tied = "".join(f"; {_DESCRIPTIONS[each.name]} {short(each.rows_per_s)}: a tie" for each in others)
     sentence = f"{who}{what}; the limit is {short(limit.rows_per_s)} with {sizes[limit.name]}{tied}"
     return sentence[0].upper() + sentence[1:] + "."
-
-
-def _count(number: float, what: str) -> str:
-    return f"{number:g} {what}" + "s" * (number != 1)
 
 
 _OF = {
@@ -220,6 +226,8 @@ def short(rows_per_s: float) -> str:
 def _undecided(facts: RunFacts, limits: ResourceLimits) -> Verdict:
     """The verdict where nothing was delivered."""
     what = f"it planned for {facts.planning_s:.1f} s" if facts.planning_s else "no block was computed"
+    if facts.blocks:
+        what = f"{counted(facts.blocks, 'block')} computed, no step complete"
     return Verdict(
         sentence=f"Nothing was delivered in {facts.wall_s:.1f} s ({what}): there is no rate to explain yet.",
         limit="",

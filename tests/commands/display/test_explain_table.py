@@ -57,3 +57,13 @@ def test_nothing_was_delivered() -> None:
     empty = replace(rank_samples(0, 0.0), samples=())
     explanation = Explanation(name="n", source="short run", ranks=(empty,), seconds=0.0)
     assert shown(explanation_facts(explanation, empty.verdict())).startswith("Nothing was delivered")
+
+
+def test_many_ranks_have_a_line_together() -> None:
+    ranks = tuple(rank_samples(number, 0.9 if number == 17 else number / 1000) for number in range(64))
+    explanation = Explanation(name="n", source="running", ranks=ranks, seconds=4.0)
+    text = shown(explanation_facts(explanation, explanation.slowest.verdict()))
+    lines = text.splitlines()
+    assert "rank 17" in lines[1]
+    assert [line.split(":")[0] for line in lines[2:9]] == [f"rank {number}" for number in range(63, 56, -1)]
+    assert lines[9] == "56 other ranks wait 0% to 6% of the time."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -110,6 +111,104 @@ def test_rates_have_intervals(staged: Staged):
     assert rates["trainer"].rows_per_s == pytest.approx(1_250_000)
     assert rates["delivery"].interval is not None
     assert {"planning", "store wait", "ops", "encoding", "slot wait"} <= rates.keys()
+
+
+# What is staged, on which machine: the limit, the stage that takes most of it, and the kind of the best advice.
+SITUATIONS = {
+    "slow store": ({"fetch_s": 1.8, "decode_s": 0.1}, TWO, "threads", "store wait", "threads"),
+    "store with few MB/s": (
+        {"fetch_s": 1.8, "decode_s": 0.1},
+        replace(TWO, store_bytes_per_s=50e6, epochs=2),
+        "store",
+        "store wait",
+        "store",
+    ),
+    "heavy list decode": ({"decode_s": 1.7, "ops_s": 0.1, "encode_s": 0.1}, TWO, "cores", "decoding", "workers"),
+    "heavy op": ({"decode_s": 0.2, "ops_s": 1.7}, TWO, "cores", "ops", "workers"),
+    "slow trainer": ({"wait_s": 0.01, "decode_s": 0.3}, TWO, "trainer", "trainer", None),
+    "one core": ({"encode_s": 0.9}, Capacity(cores=1, threads=1), "cores", "encoding", "workers"),
+    "starved cluster": (
+        {"slept_s": 1.9},
+        Capacity(cores=64, threads=2, workers=2, form="processes"),
+        "threads",
+        "ops",
+        "workers",
+    ),
+    "tiny row groups": (
+        {"decode_s": 0.6, "encode_s": 0.2, "read_s": 1.5},
+        Capacity(cores=8, threads=2),
+        "threads",
+        "decoding",
+        "processes",
+    ),
+    "cold cache": (
+        {"ops_s": 1.9, "computed": 10},
+        replace(TWO, cached=True, epochs=3),
+        "cores",
+        "ops",
+        "cache",
+    ),
+}
+
+
+@pytest.mark.parametrize(("uses", "capacity", "limit", "stage", "advice"), SITUATIONS.values(), ids=SITUATIONS)
+def test_situations(
+    staged: Staged, uses: dict[str, float], capacity: Capacity, limit: str, stage: str, advice: str | None
+):
+    read_s = uses.get("read_s")
+    facts = staged(**{"wait_s": 0.5, **{name: value for name, value in uses.items() if name != "read_s"}})
+    facts = facts if read_s is None else replace(facts, read_s=read_s)
+    verdict = judge([facts] * 4, capacity)
+    assert (verdict.limit, verdict.stage) == (limit, stage)
+    assert next((each.kind for each in verdict.advice), None) == advice
+
+
+BUSY = {"decode_s": 1.9}
+ODD = {
+    "zero rows": ({"rows": 0, "batches": 0, **BUSY}, "", "10 blocks computed, no step complete"),
+    "nothing at all": ({"rows": 0, "blocks": 0}, "", "no block was computed"),
+    "no time": ({"wall_s": 0.0, **BUSY}, "", "there is no rate to explain"),
+    "one step": ({"rows": 256, "batches": 1, **BUSY}, "threads", "Trainer waits 50%"),
+    "not a number": ({"wait_s": math.nan, **BUSY}, "", "there is no rate to explain"),
+    "negative": ({"decode_s": -1.0}, "", "there is no rate to explain"),
+    "waits always": ({"wait_s": 1.0, **BUSY}, "cores", "Trainer waits 100%: decoding takes 100% of CPU"),
+    "waits longer than it ran": ({"wait_s": 3.0, **BUSY}, "cores", "Trainer waits 100%"),
+    "no block in the time": ({"wait_s": 1.0, "blocks": 0, "block_rows": 0}, "", "no block was finished in 1.0 s"),
+    "idle": ({"wait_s": 0.9, "decode_s": 0.05}, "idle", "while nothing of the loader is busy (threads 2%)"),
+    "idle, it planned": ({"wait_s": 0.9, "decode_s": 0.05, "planning_s": 0.8}, "idle", "it planned for 0.8 s"),
+}
+
+
+@pytest.mark.parametrize(("counts", "limit", "words"), ODD.values(), ids=ODD)
+def test_odd_runs(staged: Staged, counts: dict[str, float], limit: str, words: str):
+    given = {"wait_s": 0.5, **counts}
+    after = {name: given.pop(name) for name in ("rows", "batches", "blocks", "block_rows", "wall_s") if name in given}
+    verdict = judge([replace(staged(**given), **after)], TWO)
+    assert verdict.limit == limit
+    assert words in verdict.sentence
+    for each in verdict.advice:
+        assert 1 <= each.rows_ratio <= 8
+        assert each.rows_interval is None or 0 <= each.rows_interval.low <= each.rows_interval.high
+
+
+def test_a_sample_that_is_not_sound_is_left_out(staged: Staged):
+    sound = staged(wait_s=0.41, decode_s=1.9)
+    assert judge([sound, replace(sound, read_s=math.nan), sound], TWO) == judge([sound, sound], TWO)
+
+
+def test_epochs_that_end_within_the_time_are_part_of_it(staged: Staged):
+    """Half of the time nothing is computed, and the trainer waits: the limit is that of the other half."""
+    verdict = judge([staged(wait_s=0.1, decode_s=1.8)] * 2 + [RunFacts(wall_s=1.0, trainer_wait_s=0.9)] * 2, TWO)
+    assert (verdict.limit, verdict.rows_per_s, verdict.trainer_wait) == ("threads", 500_000, 0.5)
+    assert verdict.interval is not None
+    assert verdict.interval.low < 500_000 < verdict.interval.high
+
+
+def test_all_resources_that_are_as_close_are_named(staged: Staged):
+    facts = staged(wait_s=0.5, decode_s=2.0, loop_cpu_s=1.0, copy_s=2.0)
+    verdict = judge([facts] * 4, Capacity(cores=2, threads=2, own_cores=False, store_bytes_per_s=50e6))
+    assert {verdict.limit, *verdict.ties} >= {"loop", "copy", "store"}
+    assert not verdict.advice, "no change alone helps"
 
 
 def test_rates_are_short():
