@@ -128,7 +128,7 @@ def _with_range(column: ColumnProfile, low: Any, high: Any) -> ColumnProfile:
         return replace(column, first=iso(low), last=iso(high), range_exact=True)
     if column.numbers is None or column.role not in ("numeric", "category"):
         return column
-    if not math.isfinite(high - low):
+    if not all(map(math.isfinite, (low, high))):
         return replace(column, constant=column.constant and low == high)  # the finite ends are in no footer
     is_integer = isinstance(low, int)
     ends = (int(low), int(high)) if is_integer else (float(low), float(high))
