@@ -208,7 +208,7 @@ def _sessions(
     sampled = set(sample.rows.column_names)
     read = [column for column in columns if column.name in sampled]
     names = candidate_columns(read, sample.rows.num_rows)
-    if chosen in sampled and sample.rows.num_rows:
+    if chosen is not None and chosen in sampled and sample.rows.num_rows:
         names = [chosen, *(name for name in names if name != chosen)]
     row_bytes = {
         column.name: size
