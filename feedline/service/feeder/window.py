@@ -119,10 +119,8 @@ def _needed(load: Load, limits: WindowLimits) -> tuple[int, str]:
     use_s = load.step_s / load.blocks_per_step
     pace = f"the trainer uses up a block in {use_s:.2g} s, workers take {load.block_s:.2g} s"
     if _is_behind(load):
-        return (
-            open_blocks + busy,
-            f"the trainer is faster than the workers: {pace} on each of {threads} threads",
-        )
+        on = "one thread" if threads == 1 else f"each of {threads} threads"
+        return open_blocks + busy, f"the trainer is faster than the workers: {pace} on {on}"
     ahead = math.ceil(_SAFETY * load.slowest_block_s / use_s)
     ahead = min(max(ahead, _least_ahead(open_blocks, busy)), _MOST * threads)
     return open_blocks + ahead, f"{pace}, {load.slowest_block_s:.2g} s for the slowest of late"
