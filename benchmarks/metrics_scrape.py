@@ -2,6 +2,7 @@
 
     python benchmarks/metrics_scrape.py             8 ranks, with a cache
     python benchmarks/metrics_scrape.py --ranks 64
+    python benchmarks/metrics_scrape.py --elsewhere compressed, as for a Prometheus on another host
 
 Serves the metrics of a status as a feeder does, scrapes them over HTTP in the format and compression that Prometheus
 asks for, prints the CPU time of the process that answers and the time to the answer (medians, in milliseconds), series
@@ -43,6 +44,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--scrapes", type=int, default=200)
+    parser.add_argument("--elsewhere", action="store_true", help="ask from another address than the server's")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
@@ -88,13 +90,15 @@ def status_of(ranks: int, generator: random.Random) -> FeederStatus:
     )
 
 
-def measure(ranks: int, scrapes: int) -> dict[str, float]:
-    """Scrape so many times. CPU time is that of this process, less that of asking."""
+def measure(ranks: int, scrapes: int, *, elsewhere: bool) -> dict[str, float]:
+    """Scrape so many times. elsewhere: from another address than the server's, for a compressed answer. CPU time is
+    that of this process, less that of asking."""
     generator = random.Random(0)
     statuses = itertools.cycle([status_of(ranks, generator) for _ in range(_STATUSES)])
+    source = "127.0.0.2" if elsewhere else "127.0.0.1"
     took_s, cpu_s = list[float](), list[float]()
     with serve_metrics(MetricsSpec(), FEEDER_METRICS, lambda: next(statuses), {}) as server:
-        connection = http.client.HTTPConnection(server.address, timeout=60)
+        connection = http.client.HTTPConnection(server.address, timeout=60, source_address=(source, 0))
         for _ in range(scrapes):
             begun_s, begun_cpu_s, asking_s = time.perf_counter(), time.process_time(), time.thread_time()
             connection.request("GET", "/metrics", headers=_HEADERS)
@@ -103,7 +107,7 @@ def measure(ranks: int, scrapes: int) -> dict[str, float]:
             took_s.append(time.perf_counter() - begun_s)
             cpu_s.append(time.process_time() - begun_cpu_s - asking_s)
         connection.close()
-    content = gzip.decompress(answer)
+    content = gzip.decompress(answer) if elsewhere else answer
     series = sum(not line.startswith("#") for line in content.decode().splitlines())
     return {
         "ranks": ranks,
@@ -118,7 +122,7 @@ def measure(ranks: int, scrapes: int) -> dict[str, float]:
 def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     options = parse(arguments)
-    found = measure(options.ranks, options.scrapes)
+    found = measure(options.ranks, options.scrapes, elsewhere=options.elsewhere)
     if options.json:
         print(json.dumps(found))
     else:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feedline.commands.arguments.completions import complete_source
 from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.display.consoles import print_facts
 from feedline.commands.display.explain_page import explain_page
@@ -40,9 +41,21 @@ if TYPE_CHECKING:
 _SECONDS, _ATTACHED_SECONDS = 10.0, 30.0  # the latter, so that the start is a small part
 
 
+_CostSource = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        metavar="NAME",
+        help="Of several `sources`, the one whose costs are measured (default: that with most rows of a step).",
+        autocompletion=complete_source,
+    ),
+]
+
+
 def explain(
     pipeline: PipelinePath,
     overrides: Overrides = None,
+    source: _CostSource = None,
     seconds: Annotated[
         float | None,
         typer.Option(min=0.1, help="Seconds to measure, from the first batch on (default: 10, with --attach 30)."),
@@ -79,7 +92,7 @@ def explain(
     _check_options(attached, last, step_s, train, headspace)
     if html is not None and not html.absolute().parent.is_dir():
         raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
-    spec = load_spec(pipeline, values := parse_overrides(overrides or []))
+    spec = _load(pipeline, values := parse_overrides(overrides or []), source)
     seconds = seconds or (_ATTACHED_SECONDS if attached else _SECONDS)
     store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
@@ -92,13 +105,20 @@ def explain(
             found = _short_run(
                 pipeline, values, spec, seconds, _trainer(step_s, train), headspace, store_bytes_per_s, stop
             )
-        costs, skipped = _costs(pipeline, values, spec, cost_s, seconds if attached else None, stop)
+        costs, skipped = _costs(pipeline, values, spec, source, cost_s, seconds if attached else None, stop)
     facts = explained_with_costs(found, costs, skipped)
     if html is not None:
         html.write_text(explain_page(facts), encoding="utf-8")
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
     if stop.status is not None:
         raise typer.Exit(stop.status)
+
+
+def _load(pipeline: Path, values: dict[str, object], source: str | None) -> PipelineSpec:
+    spec = load_spec(pipeline, values)
+    if source is not None:
+        spec.for_source(source)  # refuses an unknown one
+    return spec
 
 
 def _trainer(step_s: float | None, train: str | None) -> Trainer | None:
@@ -127,6 +147,7 @@ def _costs(
     pipeline: Path,
     values: dict[str, object],
     spec: PipelineSpec,
+    source: str | None,
     budget_s: float | None,
     watched_s: float | None,
     stop: Stop,
@@ -150,7 +171,7 @@ def _costs(
 
     try:
         file, attached = str(pipeline.absolute()), watched_s is not None
-        return measure_apart(spec, file, values, budget_s=most_s, attached=attached, stop=look), ""
+        return measure_apart(spec, file, values, budget_s=most_s, source=source, attached=attached, stop=look), ""
     except FeedlineError as error:
         return None, str(error)
 

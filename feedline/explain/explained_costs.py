@@ -20,7 +20,8 @@ def verdict_with_costs(explanation: Explanation, costs: MeasuredCosts | None) ->
     if costs is None:
         return slowest.verdict()
     advice = advice_on_data(costs.changes, sum_samples(slowest.samples), slowest.capacity)
-    return slowest.verdict(advice, stage_parts(costs.account, costs.changes))
+    # The columns of one of several sources are not those of the run.
+    return slowest.verdict(advice, {} if costs.source else stage_parts(costs.account, costs.changes))
 
 
 def explained_with_costs(explanation: Explanation, costs: MeasuredCosts | None, skipped: str = "") -> dict[str, Any]:

@@ -6,7 +6,6 @@ Runs in: the process that profiles. Pure. Scores order candidates; they are no p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from feedline.profiling.roles import name_words
@@ -14,20 +13,9 @@ from feedline.profiling.table_facts import ColumnProfile, LabelCandidate, Number
 
 _LABEL_WORDS = {"label", "labels", "target", "targets", "y", "outcome", "truth"}
 _EVENT_WORDS = {"click", "clicks", "clicked", "clk", "convert", "converted", "conversion", "purchase", "purchased"}
-_EVENT_WORDS |= {
-    "bought",
-    "buy",
-    "order",
-    "ordered",
-    "like",
-    "liked",
-    "churn",
-    "churned",
-    "fraud",
-    "default",
-    "response",
-}
-_EVENT_WORDS |= {"survived", "cancelled", "canceled", "late", "delayed", "won", "attributed", "installed", "subscribed"}
+_EVENT_WORDS |= {"bought", "buy", "order", "ordered", "like", "liked", "churn", "churned", "fraud", "default"}
+_EVENT_WORDS |= {"survived", "cancelled", "canceled", "late", "delayed", "won", "attributed", "installed"}
+_EVENT_WORDS |= {"subscribed", "response"}
 _RATING_WORDS = {"rating", "ratings", "stars", "score", "relevance", "grade"}
 _TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime", "day", "ds", "dt", "hour", "at", "when"}
 _LEAST_LABEL, _LEAST_TIME = 0.25, 0.3  # scores of the weakest candidates that are listed
@@ -35,26 +23,15 @@ _YEARS = (datetime(1990, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC))
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-@dataclass(frozen=True, slots=True)
-class _Score:
-    """A score and the reasons that add up to it."""
-
-    score: float
-    reasons: tuple[str, ...]
-
-
 def find_labels(columns: Sequence[ColumnProfile]) -> tuple[LabelCandidate, ...]:
     """Columns that may be the label, the best first; equal ones in the table's order."""
     found = []
     for index, column in enumerate(columns):
-        scored = _label_score(column, last=index == len(columns) - 1)
-        if scored is not None and scored.score >= _LEAST_LABEL:
+        score, reasons = _label_score(column, last=index == len(columns) - 1)
+        if score >= _LEAST_LABEL:
             balance = column.numbers.mean if column.numbers is not None and _is_binary(column) else None
-            found.append(
-                LabelCandidate(
-                    column=column.name, score=round(scored.score, 3), reason="; ".join(scored.reasons), balance=balance
-                )
-            )
+            reason = "; ".join(reasons)
+            found.append(LabelCandidate(column=column.name, score=round(score, 3), reason=reason, balance=balance))
     return tuple(sorted(found, key=lambda candidate: -candidate.score))
 
 
@@ -65,12 +42,12 @@ def _is_binary(column: ColumnProfile) -> bool:
     return vocabulary.sample == 2 and (numbers.min, numbers.max) == (0, 1)
 
 
-def _label_score(column: ColumnProfile, *, last: bool) -> _Score | None:
-    """How much a column looks like a label; None if it cannot be one."""
+def _label_score(column: ColumnProfile, *, last: bool) -> tuple[float, list[str]]:
+    """How much a column looks like a label (0 if it cannot be one), and the reasons that add up to it."""
     if column.role not in ("numeric", "category") or column.partition or column.constant or column.id_like:
-        return None
+        return 0.0, []
     if column.numbers is None or column.null_rate is None:
-        return None
+        return 0.0, []
     words, reasons, score = name_words(column.name), [], 0.0
     for vocabulary, weight in ((_LABEL_WORDS, 0.6), (_EVENT_WORDS, 0.45), (_RATING_WORDS, 0.35)):
         named = [word for word in words if word in vocabulary]
@@ -82,10 +59,10 @@ def _label_score(column: ColumnProfile, *, last: bool) -> _Score | None:
         reasons.append(f"0 and 1, {column.numbers.mean:.2%} ones")
         score += 0.3 + 0.05 * (words[:1] in (["is"], ["has"], ["did"], ["was"]))
     if not score:
-        return None
+        return 0.0, []
     if column.null_rate:
         reasons.append(f"{column.null_rate:.2%} nulls, which no label may be")
-    return _Score((score + 0.03 * last) * (1 - column.null_rate), tuple(reasons))
+    return (score + 0.03 * last) * (1 - column.null_rate), reasons
 
 
 def find_times(columns: Sequence[ColumnProfile]) -> tuple[TimeCandidate, ...]:

@@ -90,33 +90,32 @@ def frame_column(values: pa.ChunkedArray) -> pl.Series:
 
 def _with_values(profile: ColumnProfile, column: SampledColumn) -> ColumnProfile:
     series = frame_column(column.values)
-    if profile.role == "time":
-        profile = _with_range(profile, series)
-    runs = None if column.whole else column.runs
-    vocabulary, counts = count_distinct(series, runs, column.table_rows)
-    profile = replace(
-        profile,
-        vocabulary=vocabulary,
-        frequent=frequent_values(counts, shown=column.shown or profile.role != "string"),
-        constant=vocabulary.sample <= 1,
-    )
+    vocabulary, counts = count_distinct(series, None if column.whole else column.runs, column.table_rows)
     count = len(series) - series.null_count()
-    if profile.role == "string":
-        profile = _with_strings(profile, series, counts)
-    if profile.role in ("numeric", "category") and (numbers := number_facts(series)) is not None:
-        profile = replace(profile, numbers=numbers)
-        if series.dtype.is_integer():
-            role, reason = role_of_integers(profile.name, numbers, vocabulary, count)
-            profile = replace(profile, role=role, reason=reason)
+    table_values = count if column.whole else count * column.table_rows / column.rows
     exact = series.dtype.is_integer() or profile.role == "string"
-    return replace(profile, id_like=exact and is_id_like(vocabulary, count))
+    facts: dict[str, Any] = {
+        "vocabulary": vocabulary,
+        "frequent": frequent_values(counts, shown=column.shown or profile.role != "string"),
+        "constant": vocabulary.sample <= 1,
+        "id_like": exact and is_id_like(vocabulary, count, table_values),
+    }
+    if profile.role == "time":
+        facts |= _time_range(series)
+    elif profile.role == "string":
+        facts |= _string_facts(series, counts)
+    elif (numbers := number_facts(series)) is not None:
+        facts["numbers"] = numbers
+        if series.dtype.is_integer():
+            facts["role"], facts["reason"] = role_of_integers(profile.name, numbers, vocabulary, count)
+    return replace(profile, **facts)
 
 
-def _with_range(profile: ColumnProfile, series: pl.Series) -> ColumnProfile:
+def _time_range(series: pl.Series) -> dict[str, Any]:
     try:
-        return replace(profile, first=iso(series.min()), last=iso(series.max()))
+        return {"first": iso(series.min()), "last": iso(series.max())}
     except (ValueError, OverflowError):  # beyond the years that Python's calendar has
-        return profile
+        return {}
 
 
 def iso(moment: Any) -> str | None:
@@ -126,14 +125,14 @@ def iso(moment: Any) -> str | None:
     return None if moment is None else str(moment.isoformat())
 
 
-def _with_strings(profile: ColumnProfile, series: pl.Series, counts: pl.DataFrame) -> ColumnProfile:
+def _string_facts(series: pl.Series, counts: pl.DataFrame) -> dict[str, Any]:
     is_text = series.dtype == pl.String
     sizes = (series.str.len_bytes() if is_text else series.bin.size()).drop_nulls().to_numpy()
-    profile = replace(profile, string_bytes=(float(sizes.mean()), int(sizes.max())))
+    facts: dict[str, Any] = {"string_bytes": (float(sizes.mean()), int(sizes.max()))}
     if is_text and counts["value"].head(_CHECKED_STRINGS).str.contains(_ISO_DATE).all():
-        first, last = counts.select(pl.col("value").min().alias("first"), pl.col("value").max().alias("last")).row(0)
-        profile = replace(profile, time_like="strings in the form of ISO 8601", first=first, last=last)
-    return profile
+        facts |= {"time_like": "strings in the form of ISO 8601"}
+        facts |= {"first": counts["value"].min(), "last": counts["value"].max()}
+    return facts
 
 
 def _with_lists(profile: ColumnProfile, column: SampledColumn) -> ColumnProfile:

@@ -32,6 +32,7 @@ class LabelValues:
         values = _floats(label.gather_every(self._step))
         self._valid = np.isfinite(values)
         self._values = values[self._valid]
+        self._nulls = np.isnan(values)
         self.is_binary = bool(np.isin(self._values, (0.0, 1.0)).all())
         rarer = min(np.count_nonzero(self._values == 0), np.count_nonzero(self._values == 1)) if self.is_binary else 0
         varies = rarer >= _LEAST_CLASS if self.is_binary else len(np.unique(self._values)) > 1
@@ -40,14 +41,13 @@ class LabelValues:
     def compare(self, column: pl.Series, distinct: int) -> tuple[str | None, float | None]:
         """Why a column seems to be the label in disguise (None if it does not), and its correlation with the label:
         Pearson's of numbers and Booleans, Cramer's V of strings. distinct: the values that it has, about."""
-        column = column.gather_every(self._step)
-        nulls = column.is_null().to_numpy()[self._valid]
+        column = column.gather_every(self._step) if self._step > 1 else column
         what, numbers = "it", None
         if column.dtype.is_numeric() or column.dtype == pl.Boolean:
             numbers = _floats(column)[self._valid]
         elif isinstance(column.dtype, pl.List):
             what, numbers = "the length of its lists", _floats(column.list.len())[self._valid]
-        found = self._by_nulls(nulls)
+        found = self._by_nulls(column) if column.null_count() else None
         if numbers is not None:
             finite = np.isfinite(numbers)
             if np.count_nonzero(finite) < _LEAST_ROWS:
@@ -60,7 +60,15 @@ class LabelValues:
         counts = self._counts(column)
         return found or _by_values(*counts), cramers_v(*counts)
 
-    def _by_nulls(self, nulls: npt.NDArray[np.bool_]) -> str | None:
+    def shared_nulls(self, column: pl.Series) -> float | None:
+        """Pearson's correlation of the nulls of a column with those of the label; None where one has none."""
+        if not column.null_count() or not self._nulls.any():
+            return None
+        nulls = column.gather_every(self._step).is_null().to_numpy().astype(np.float64)
+        return pearson(nulls, self._nulls.astype(np.float64))
+
+    def _by_nulls(self, column: pl.Series) -> str | None:
+        nulls = column.is_null().to_numpy()[self._valid]
         if not self.is_binary or min(np.count_nonzero(nulls), np.count_nonzero(~nulls)) < _LEAST_CLASS:
             return None
         found = pearson(nulls.astype(np.float64), self._values)

@@ -83,8 +83,7 @@ def compare_tables(
     options: ProfileOptions,
     other_options: ProfileOptions,
 ) -> TableDrift:
-    """Sample both, and compare them column by column. Raises as `profile_table`, and TableError for a table that has no
-    columns."""
+    """Sample both, and compare them column by column. Raises as `profile_table`."""
     samples = sample_table(base, options), sample_table(other, other_options)
     facts = (
         table_facts_of(samples[0], options),

@@ -5,6 +5,7 @@ Runs in: the process that profiles. No page is read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,18 +39,11 @@ def partition_keys(snapshot: Snapshot) -> tuple[PartitionKey, ...]:
     """The keys of the table's folders with their values, counted and by their ends."""
     found = []
     for name in snapshot.partition_columns:
-        values = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
-        found.append(partition_key(name, values))
+        values = pc.struct_field(snapshot.files["partition"], name).combine_chunks().drop_null()
+        ends, count = pc.min_max(values), int(pc.count_distinct(values).as_py())
+        first, last = (str(ends[side].as_py()) if count else None for side in ("min", "max"))
+        found.append(PartitionKey(name=name, type=str(values.type), values=count, first=first, last=last))
     return tuple(found)
-
-
-def partition_key(name: str, values: pa.Array) -> PartitionKey:
-    """A key, of its values per file."""
-    values = values.drop_null()
-    ends = pc.min_max(values)
-    first, last = (str(ends[side].as_py()) if len(values) else None for side in ("min", "max"))
-    count = int(pc.count_distinct(values).as_py())
-    return PartitionKey(name=name, type=str(values.type), values=count, first=first, last=last)
 
 
 def row_group_sizes(snapshot: Snapshot) -> tuple[int, int, int]:
@@ -134,6 +128,8 @@ def _with_range(column: ColumnProfile, low: Any, high: Any) -> ColumnProfile:
         return replace(column, first=iso(low), last=iso(high), range_exact=True)
     if column.numbers is None or column.role not in ("numeric", "category"):
         return column
+    if not all(map(math.isfinite, (low, high))):
+        return replace(column, constant=column.constant and low == high)  # the finite ends are in no footer
     is_integer = isinstance(low, int)
     ends = (int(low), int(high)) if is_integer else (float(low), float(high))
     numbers: NumberFacts = replace(column.numbers, min=ends[0] + 0, max=ends[1] + 0)

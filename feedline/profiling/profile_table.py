@@ -1,7 +1,7 @@
 """Profile a table: its footers, and a bounded sample of its rows.
 
 Runs in: the process of `feedline profile` and of `feedline init`. Columns are measured by a few threads, then compared
-with the label, with time, and within sessions. A table without columns has the facts of its folders.
+with the label, with time, and within sessions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from feedline.profiling.candidates import find_labels, find_times
 from feedline.profiling.column_measures import SampledColumn, frame_column, measure_column
 from feedline.profiling.disguises import LabelValues
+from feedline.profiling.distinct_values import count_distinct, frequent_values
 from feedline.profiling.footer_measures import (
     FooterRanges,
     StoredColumn,
-    partition_key,
     partition_keys,
     row_group_sizes,
     stored_columns_of,
@@ -28,7 +28,6 @@ from feedline.profiling.footer_measures import (
 from feedline.profiling.sessions import candidate_columns, drop_coarser, measure_session, slot_bytes
 from feedline.profiling.table_facts import ColumnProfile, SampledPart, SessionCandidate, TableFacts
 from feedline.profiling.table_sample import (
-    NoColumnsError,
     ProfileOptions,
     TableSample,
     report_phase,
@@ -41,6 +40,7 @@ from feedline.warehouse.storage.parallel import in_threads
 
 __all__ = ["ProfileOptions", "profile_table"]
 
+_MOST_CLASSES = 100  # of a label, whose values are all kept
 _CERTAIN = 0.5  # the score from which on the best candidate of a label or a time is taken
 _COMPARED_ROLES = ("numeric", "category", "string", "list")  # of columns that are compared with the label
 _LEAST_SESSION = 0.15  # the score of the weakest session candidate that is listed
@@ -51,15 +51,10 @@ def profile_table(table: str | Sequence[str], options: ProfileOptions | None = N
     """Profile a table: a folder, file, glob or list, or a Delta or Iceberg table.
 
     Corrupt files are left out and listed; a table without rows, or without files but with a schema, has facts, too.
-    Raises TableNotFoundError where there is nothing, SpecError for columns that the table lacks, ExpressionError for a
-    `where` that does not fit them, and the errors of stores.
+    Raises as `sample_table`.
     """
     options = options or ProfileOptions()
-    try:
-        taken = sample_table(table, options)
-    except NoColumnsError as error:
-        return _facts_of_folders(error, options)
-    return table_facts_of(taken, options)
+    return table_facts_of(sample_table(table, options), options)
 
 
 def table_facts_of(taken: TableSample, options: ProfileOptions) -> TableFacts:
@@ -77,10 +72,13 @@ def table_facts_of(taken: TableSample, options: ProfileOptions) -> TableFacts:
     label = options.label or (labels[0].column if labels and labels[0].score >= _CERTAIN else None)
     time = options.time or (times[0].column if times and times[0].score >= _CERTAIN else None)
     columns = _compare(columns, taken, label, time)
+    columns = [_with_classes(each, sample.rows, options) if each.name == label else each for each in columns]
     sessions = _sessions(columns, taken, options.session, label)
     reasons = {each.column: each.reason for each in labels}, {each.column: each.reason for each in times}
     columns = [
         replace(column, label_like=reasons[0].get(column.name), time_like=reasons[1].get(column.name))
+        if column.time_like or column.name in reasons[0] or column.name in reasons[1]
+        else column
         for column in columns
     ]
     return TableFacts(
@@ -124,14 +122,15 @@ def _measure_columns(taken: TableSample, options: ProfileOptions, selected_rows:
         column = SampledColumn(
             field=field,
             values=sample.rows[name] if here else pa.chunked_array([], field.type),
-            runs=sample.row_group if here else sample.row_group[:0],
+            runs=sample.places if here else sample.places[:0],
             borders=borders if here else borders[:0],
             whole=sample.whole,
             table_rows=selected_rows,
             shown=options.values or name in snapshot.partition_columns,
         )
-        profile = replace(measure_column(column), partition=name in snapshot.partition_columns)
-        why = sample.unreadable.get(name)
+        profile, why = measure_column(column), sample.unreadable.get(name)
+        if name in snapshot.partition_columns:
+            return replace(profile, partition=True)
         return profile if why is None else replace(profile, role="unsupported", reason=why)
 
     names = snapshot.schema.names
@@ -147,6 +146,15 @@ def _with_storage(column: ColumnProfile, stored: dict[str, StoredColumn]) -> Col
     if how is None:
         return column
     return replace(column, bytes_per_row=how.bytes_per_row, encodings=how.encodings, codecs=how.codecs)
+
+
+def _with_classes(label: ColumnProfile, rows: pa.Table, options: ProfileOptions) -> ColumnProfile:
+    """The label with the shares of all its values, if they are few."""
+    if label.vocabulary is None or label.role == "list" or label.vocabulary.sample > _MOST_CLASSES:
+        return label
+    _, counts = count_distinct(frame_column(rows[label.name]), None, 0)
+    shown = options.values or label.role != "string"
+    return replace(label, frequent=frequent_values(counts, shown=shown, most=_MOST_CLASSES))
 
 
 def _compare(
@@ -176,7 +184,8 @@ def _compare(
         if against is not None and column.name != label and column.role in _COMPARED_ROLES:
             distinct = rows.num_rows if column.vocabulary is None else column.vocabulary.sample
             disguise, correlation = against.compare(series, distinct)
-            column = replace(column, disguise=disguise, correlation=correlation)
+            shared = against.shared_nulls(series)
+            column = replace(column, disguise=disguise, correlation=correlation, shared_nulls=shared)
         ordered = column.role in ("numeric", "category", "time") and series.dtype != pl.Boolean
         if times is not None and column.name != time and ordered:
             column = replace(column, time_order=times.direction(series))
@@ -199,7 +208,7 @@ def _sessions(
     sampled = set(sample.rows.column_names)
     read = [column for column in columns if column.name in sampled]
     names = candidate_columns(read, sample.rows.num_rows)
-    if chosen is not None and sample.rows.num_rows:
+    if chosen is not None and chosen in sampled and sample.rows.num_rows:
         names = [chosen, *(name for name in names if name != chosen)]
     row_bytes = {
         column.name: size
@@ -240,24 +249,3 @@ def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str |
     if (ignored := taken.snapshot.ignored) > 0:
         found.append(f"{ignored:,} files with other suffixes than Parquet's are no part of the table")
     return found
-
-
-def _facts_of_folders(error: NoColumnsError, options: ProfileOptions) -> TableFacts:
-    """The facts of a table that has no columns, or no file that can be read."""
-    listing = error.listing
-    return TableFacts(
-        uri=redact(listing.uri),
-        format=error.format,
-        partitions=tuple(partition_key(name, values) for name, values in listing.partition.items()),
-        files=len(listing.files),
-        rows=0,
-        bytes=int(pc.sum(listing.files["bytes"], min_count=0).as_py()),
-        row_groups=0,
-        row_group_rows=(0, 0, 0),
-        selected_rows=0,
-        where=options.where,
-        sampled=SampledPart(rows=0, row_groups=0, bytes=0, columns=0),
-        columns=(),
-        skipped=error.skipped,
-        warnings=(str(error),),
-    )

@@ -18,7 +18,10 @@ from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 
 # Words of a name, as split by `name_words`, that ids and codes end with.
 _ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "key", "hash", "code", "type", "category", "cat", "cate", "class"}
-_ID_WORDS |= {"segment", "bucket", "zip", "sku", "brand", "cookie", "device", "ip"}
+_ID_WORDS |= {"segment", "bucket", "zip", "sku", "brand", "cookie", "device", "ip", "sid"}
+# Words that are a name of ids alone: `user`, but not `visits_per_user`.
+_THINGS = {"user", "customer", "member", "visitor", "account", "session", "query", "item", "product", "movie", "song"}
+_THINGS |= {"ad", "campaign", "advertiser", "publisher", "seller", "merchant", "shop", "store", "site", "channel"}
 _HASHED = 1 << 31  # integers that spread wider than this are hashes or ids, not measurements
 _MOSTLY_DISTINCT, _LEAST_ROWS = 0.95, 100  # an id: so many distinct values per row, of so many rows
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -72,7 +75,7 @@ def role_of_integers(
     if numbers.min is None or numbers.max is None:
         return "numeric", None
     words = [word for word in name_words(name) if not word.isdigit()]
-    if words and words[-1] in _ID_WORDS:
+    if words and (words[-1] in _ID_WORDS or (len(words) == 1 and words[0] in _THINGS)):
         return "category", f"named {words[-1]}"
     if int(numbers.max) - int(numbers.min) >= _HASHED:
         return "category", "spread as widely as hashes"
@@ -81,6 +84,7 @@ def role_of_integers(
     return "numeric", None
 
 
-def is_id_like(vocabulary: DistinctCount | None, values: int) -> bool:
-    """Whether nearly every row has a value of its own."""
-    return vocabulary is not None and values >= _LEAST_ROWS and vocabulary.sample >= _MOSTLY_DISTINCT * values
+def is_id_like(vocabulary: DistinctCount | None, values: int, table_values: float) -> bool:
+    """Whether nearly every row of the table has a value of its own. values: those sampled, table_values: of the
+    table, about. Ids of a million users are distinct in a sample, too."""
+    return vocabulary is not None and values >= _LEAST_ROWS and vocabulary.table >= _MOSTLY_DISTINCT * table_values

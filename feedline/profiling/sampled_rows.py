@@ -33,6 +33,7 @@ _PROBED_ROWS = 32  # decoded first, to learn how wide rows are
 _MOST_CELLS = 1 << 25  # rows times columns of a sample: of 10,000 columns, 3,355 rows
 _DECODED = 8  # rows that are decoded for one that is kept, at most, to reach the end of large row groups
 _LARGE_ROWS = 4  # rows of a column that would take all bytes of a sample: the column is left out
+_NUL = "its name holds a NUL character, which frames cannot have"
 _LEAST_ROWS = 64  # of a row group, if rows are not very wide
 _MOST_CHUNKS = 1 << 16  # columns in row groups, tens of microseconds each whatever their rows
 
@@ -52,6 +53,11 @@ class RowSample:
     whole: bool
     skipped: tuple[tuple[str, str], ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def places(self) -> Integers:
+        """int64 [rows]: the row group of each row; its piece where only one row group was read."""
+        return self.row_group if len(self.row_groups) > 1 else self.piece
 
     @property
     def borders(self) -> Integers:
@@ -86,14 +92,14 @@ def read_sample(request: SampleRequest, report: Callable[[int, int], None] = lam
     Raises StoreError where a store keeps failing; whatever else is wrong with a file, it is left out.
     """
     selection = screen_rows(request.snapshot, request.where)
-    large = _too_large(request, selection)
-    request = replace(request, columns=tuple(name for name in request.columns if name not in large))
+    refused = _too_large(request, selection) | {name: _NUL for name in request.columns if "\0" in name}
+    request = replace(request, columns=tuple(name for name in request.columns if name not in refused))
     sample = _read(request, selection, report)
     if sample.rows.num_rows or not sample.skipped or not request.columns:
-        return replace(sample, unreadable=large)
+        return replace(sample, unreadable=refused)
     good, unreadable = _try_columns(request, selection)
     again = _read(replace(request, columns=good), selection, report) if good else sample
-    return replace(again, unreadable=large | unreadable)
+    return replace(again, unreadable=refused | unreadable)
 
 
 def _too_large(request: SampleRequest, selection: Selection) -> dict[str, str]:

@@ -112,7 +112,8 @@ class ColumnProfile:
     time_order: whether it never falls (1) or never rises (-1) with the chosen time, within files; 0: neither.
     id_like: nearly every row has a value of its own. time_like: a reason why it may be a time. label_like: a reason why
     it may be a label. disguise: why it seems to be the chosen label in disguise. correlation: with the label, Pearson's
-    for numbers, Cramer's V for codes.
+    for numbers, Cramer's V for codes. shared_nulls: Pearson's of its nulls with those of the label: near 1 for columns
+    that are written with the label.
     """
 
     name: str
@@ -145,6 +146,7 @@ class ColumnProfile:
     label_like: str | None = None
     disguise: str | None = None
     correlation: float | None = None
+    shared_nulls: float | None = None
 
     @property
     def all_null(self) -> bool:

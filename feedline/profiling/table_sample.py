@@ -64,14 +64,6 @@ class TableSample:
     warnings: tuple[str, ...]
 
 
-class NoColumnsError(TableError):
-    """A table of which no file has columns, or none can be read. listing: its files; skipped: with their reasons."""
-
-    def __init__(self, message: str, listing: Listing, format: str, skipped: tuple[tuple[str, str], ...]) -> None:
-        super().__init__(message)
-        self.listing, self.format, self.skipped = listing, format, skipped
-
-
 def report_phase(phase: str, done: int, total: int) -> None:
     """Report the progress of a phase to whoever listens (`feedline.progress`)."""
     report_progress(phase, done, total, _UNITS[phase])
@@ -80,8 +72,8 @@ def report_phase(phase: str, done: int, total: int) -> None:
 def sample_table(table: str | Sequence[str], options: ProfileOptions) -> TableSample:
     """Take a table's snapshot and read a sample of its rows.
 
-    Raises TableNotFoundError where there is nothing, NoColumnsError where there are no columns, SpecError for columns
-    that the table lacks, ExpressionError for a `where` that does not fit them, and the errors of stores.
+    Raises TableNotFoundError where there is nothing, TableError where no file has columns that can be read, SpecError
+    for columns that the table lacks, ExpressionError for a `where` that does not fit them, and the errors of stores.
     """
     listing = list_table(
         table,
@@ -94,7 +86,7 @@ def sample_table(table: str | Sequence[str], options: ProfileOptions) -> TableSa
     format = _format_of(table, listing, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        snapshot, skipped = _snapshot_of_good_files(listing, format)
+        snapshot, skipped = _snapshot_of_good_files(listing)
     where = None if options.where is None else bind_where(options.where, snapshot.schema)
     request = SampleRequest(
         snapshot=snapshot,
@@ -137,7 +129,7 @@ def _format_of(table: str | Sequence[str], listing: Listing, options: ProfileOpt
     return "delta" if logs.log_of_folder(table) == logs.DELTA else "iceberg"
 
 
-def _snapshot_of_good_files(listing: Listing, format: str) -> tuple[Snapshot, tuple[tuple[str, str], ...]]:
+def _snapshot_of_good_files(listing: Listing) -> tuple[Snapshot, tuple[tuple[str, str], ...]]:
     """The snapshot of the files that make one table, and the others with the reason."""
     bad: dict[str, str] = {}
 
@@ -148,19 +140,13 @@ def _snapshot_of_good_files(listing: Listing, format: str) -> tuple[Snapshot, tu
         return snapshot_of(listing, on_bad=leave_out), tuple(bad.items())
     except (StoreError, TableNotFoundError):
         raise
-    except TableError as error:
-        first = error
-    findings = check_footers(listing, map=None)
-    faulty = {bad_file.file: bad_file.reason for bad_file in findings.bad}
-    faulty |= {problem.file: problem.reason for problem in findings.problems}
-    paths = listing.files["path"].to_pylist()
-    skipped = {path: faulty[name] for path in paths if (name := join(redact(listing.uri), path)) in faulty}
-    good = np.flatnonzero([path not in skipped for path in paths])
-    if not skipped or not len(good):
-        raise NoColumnsError(str(first), listing, format, tuple(skipped.items()))
-    try:
-        return snapshot_of(listing.take(good)), tuple(skipped.items())
-    except StoreError:
-        raise
-    except TableError as error:
-        raise NoColumnsError(str(error), listing, format, tuple(skipped.items())) from None
+    except TableError:
+        findings = check_footers(listing, map=None)
+        faulty = {bad_file.file: bad_file.reason for bad_file in findings.bad}
+        faulty |= {problem.file: problem.reason for problem in findings.problems}
+        paths = listing.files["path"].to_pylist()
+        skipped = {path: faulty[name] for path in paths if (name := join(redact(listing.uri), path)) in faulty}
+        good = np.flatnonzero([path not in skipped for path in paths])
+        if not skipped or not len(good):
+            raise
+    return snapshot_of(listing.take(good)), tuple(skipped.items())

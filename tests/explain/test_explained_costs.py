@@ -55,6 +55,12 @@ def test_verdict_names_columns_and_advice_includes_data():
     assert facts["costs_skipped"] == ""
 
 
+def test_columns_of_one_of_several_sources_are_not_the_verdict():
+    facts = explained_with_costs(EXPLANATION, replace(COSTS, source="views", step_share=0.2))
+    assert facts["verdict"].startswith("Trainer waits 50%: decoding takes 75% of CPU")
+    assert facts["costs"]["step_share"] == 0.2
+
+
 def test_explanations_without_costs_say_why():
     facts = explained_with_costs(EXPLANATION, None, "fits are missing")
     assert facts["costs"] is None

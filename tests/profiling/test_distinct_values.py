@@ -56,6 +56,16 @@ def test_the_estimate_for_equally_frequent_values_is_within_a_few_errors():
     assert distinct.error < 0.05
 
 
+@pytest.mark.parametrize("places", [1, 20])
+def test_a_table_has_not_all_values_that_it_could_have(places: int):
+    """A million users, of whom a million rows have 632,000: those of the table are estimated, not all users. Rows of
+    one place alone are taken as drawn one by one."""
+    table = np.random.default_rng(0).integers(0, 1_000_000, 1_000_000)
+    values, runs = sampled(table, places, 60_000 // places)
+    distinct, _ = count_distinct(values, runs, 1_000_000)
+    assert distinct.table == pytest.approx(len(np.unique(table)), rel=0.05)
+
+
 def test_unique_values_are_estimated_by_the_rows_of_the_table():
     values, runs = sampled(np.arange(1_000_000), 20, 1000)
     distinct, _ = count_distinct(values, runs, 1_000_000)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from warehouse_samples import DATA
 
-from feedline.errors import FeedlineError
+from feedline.errors import FeedlineError, TableError
 from feedline.profiling.profile_table import ProfileOptions, profile_table
 from feedline.profiling.table_facts import TableFacts
 from feedline.warehouse.synthetic.clicks import ClickRecipe
@@ -141,6 +141,38 @@ def test_odd_names_are_kept(tmp_path: Path):
     assert {column.rows for column in facts.columns} == {2}
 
 
+def test_a_name_with_a_nul_is_left_out(tmp_path: Path):
+    """Frames would end the process with a panic; `--session` and the others name it, too."""
+    columns = {"clicked": [0, 1] * 50, "a\0b": [f"u{index // 8}" for index in range(100)], "user_id": [1, 2] * 50}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    for option in ("label", "time", "session"):
+        found = profile(tmp_path / "t.parquet", **{option: "a\0b"}).column("a\0b")
+        assert (found.role, found.reason) == ("unsupported", "its name holds a NUL character, which frames cannot have")
+
+
+def test_infinities_are_no_ends_of_a_range(tmp_path: Path):
+    pq.write_table(pa.table({"x": [1.0, float("inf"), 3.0, -float("inf")]}), tmp_path / "t.parquet")
+    numbers = profile(tmp_path / "t.parquet").column("x").numbers
+    assert numbers is not None
+    assert (numbers.min, numbers.max, numbers.inf_rate) == (1.0, 3.0, 0.5)
+
+
+def test_all_classes_of_a_label_are_kept_and_nulls_that_it_shares(tmp_path: Path):
+    """Ten classes; one column is null where the label is, and another anywhere."""
+    rows = np.arange(1_000)
+    missing = np.random.default_rng(0).random(1_000) < 0.1
+    columns = {
+        "late": pa.array(rows.astype(float), mask=missing),
+        "other": pa.array(rows.astype(float), mask=np.random.default_rng(1).random(1_000) < 0.1),
+        "species": pa.array(rows % 10, mask=missing),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    facts = profile(tmp_path / "t.parquet", label="species")
+    assert {value.value for value in facts.column("species").frequent} == set("0123456789")
+    assert facts.column("late").shared_nulls == pytest.approx(1)
+    assert abs(facts.column("other").shared_nulls or 1) < 0.2
+
+
 def test_every_stored_type_is_described(tmp_path: Path):
     values = {
         "nulls": pa.nulls(3),
@@ -179,16 +211,11 @@ def test_int96_timestamps_are_times(tmp_path: Path):
     assert profile(tmp_path).column("t").first == "2001-09-09T01:46:40"
 
 
-def test_tables_without_rows_or_columns(tmp_path: Path):
+def test_a_table_without_rows(tmp_path: Path):
     write(tmp_path / "empty" / "a.parquet", pa.table({"x": pa.array([], pa.int64()), "l": pa.array([[]])[:0]}))
     facts = profile(tmp_path / "empty")
     assert [column.rows for column in facts.columns] == [0, 0]
     assert "no rows" in facts.warnings[0]
-    write(tmp_path / "keys" / "ds=2024-01-01" / "a.parquet", pa.table({"ds": ["2024-01-01"]}))
-    facts = profile(tmp_path / "keys")
-    assert [(key.name, key.values) for key in facts.partitions] == [("ds", 1)]
-    assert facts.columns == ()
-    assert "no column" in facts.warnings[0]
 
 
 def test_many_columns_are_profiled(tmp_path: Path):
@@ -231,11 +258,11 @@ def test_every_public_file_is_described_or_refused():
     """Files of many writers, some of them corrupt, some encrypted: no facts are wrong, nothing crashes."""
     described = 0
     for path in PUBLIC:
-        facts = profile(path, sample_rows=1000)
-        assert facts.files == 1 or facts.skipped, path
-        described += bool(facts.columns)
-        if facts.columns:
-            metadata = pq.read_metadata(path)  # some writers leave the file's own total at zero
-            rows = sum(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-            assert facts.rows == rows, path
+        try:
+            facts = profile(path, sample_rows=1000)
+        except TableError:
+            continue
+        described += 1
+        metadata = pq.read_metadata(path)  # some writers leave the file's own total at zero
+        assert facts.rows == sum(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)), path
     assert described >= 50

@@ -79,13 +79,16 @@ def test_integers_are_numbers_unless_they_look_like_ids():
     assert role("shop_id", list(range(100))) == "category"
     assert role("x", [7 << 40, -5, 3]) == "category"
     assert role("flag", [0, 1, 1, 0]) == "category"
+    assert role("item", [1, 2, 3]) == "category"
+    assert role("visits_per_item", [1, 2, 3]) == "numeric"
 
 
 def test_ids_have_a_value_per_row():
-    def count(sample: int) -> DistinctCount:
-        return DistinctCount(sample=sample, table=sample, error=0, once=1)
+    def count(table: int) -> DistinctCount:
+        return DistinctCount(sample=990, table=table, error=0, once=1)
 
-    assert is_id_like(count(990), 1000)
-    assert not is_id_like(count(900), 1000)
-    assert not is_id_like(count(10), 10)  # too few to tell
-    assert not is_id_like(None, 1000)
+    assert is_id_like(count(990), 1000, 1000)
+    assert not is_id_like(count(900), 1000, 1000)
+    assert not is_id_like(count(10), 10, 10)  # too few to tell
+    assert not is_id_like(count(1000), 1000, 20_000)  # users, each of whom comes again
+    assert not is_id_like(None, 1000, 1000)

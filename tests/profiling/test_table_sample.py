@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedline.errors import ExpressionError, SpecError, TableNotFoundError
-from feedline.profiling.table_sample import NoColumnsError, ProfileOptions, TableSample, sample_table
+from feedline.errors import ExpressionError, SpecError, TableError, TableNotFoundError
+from feedline.profiling.table_sample import ProfileOptions, TableSample, sample_table
 from feedline.progress import Progress, on_progress
 
 
@@ -44,16 +44,15 @@ def test_files_of_another_kind_are_left_out(tmp_path: Path):
 def test_names_that_come_twice_leave_no_columns(tmp_path: Path):
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     write(tmp_path / "a.parquet", twice)
-    with pytest.raises(NoColumnsError, match="x") as caught:
+    with pytest.raises(TableError, match="x"):
         sample(tmp_path)
-    assert [path for path, _ in caught.value.skipped] == ["a.parquet"]
     write(tmp_path / "b.parquet", pa.table({"x": [1]}))
     assert sample(tmp_path).sample.rows.num_rows == 1
 
 
 def test_only_keys_leave_no_columns(tmp_path: Path):
     write(tmp_path / "ds=1" / "a.parquet", pa.table({"ds": [1, 1]}))
-    with pytest.raises(NoColumnsError, match="no column"):
+    with pytest.raises(TableError, match="no column"):
         sample(tmp_path)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -14,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from processes import ended_here
 
 from feedline.pipeline import Pipeline
@@ -57,6 +61,16 @@ def trained(folder: Path, *options: str) -> str:
     return run.stdout
 
 
+def trained_here(folder: Path, *options: str) -> str:
+    """What train.py printed, run in this process, which has imported torch."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
+        patch.setattr(sys, "argv", ["train.py", *options])
+        runpy.run_path(str(folder / "train.py"), run_name="__main__")
+    torch.set_num_threads(threads)
+    return shown.getvalue()
+
+
 def test_clicks_in_sessions(clicks: Path, tmp_path: Path):
     """A partitioned table of sessions with lists: deduplicated groups, the last day held out, and an AUC."""
     assert "the label in disguise" in begun(clicks, tmp_path, "--yes")
@@ -81,7 +95,7 @@ def test_classes_of_a_single_file_with_odd_names(tmp_path: Path):
     }
     pq.write_table(pa.table(columns), tmp_path / "it's one.parquet")
     begun(tmp_path / "it's one.parquet", tmp_path / "out", "--label", "spe cies")
-    shown = trained(tmp_path / "out", "--epochs", "8")
+    shown = trained_here(tmp_path / "out", "--epochs", "8")
     found = re.findall(r"accuracy (\S+), loss \S+ on ([\d,]+) rows of the epoch's end, before learning", shown)
     assert len(found) == 1
     assert float(found[0][0]) > 0.9
@@ -104,7 +118,7 @@ def test_a_number_by_time(tmp_path: Path):
         pq.write_table(table.slice(part * 500, 500), tmp_path / f"{part}.parquet")
     begun(f"{tmp_path}/*.parquet", tmp_path / "out", "--label", "price")
     assert load_spec(tmp_path / "out" / "pipeline.yaml").source.where.startswith("price.is_finite() and sold < ")
-    shown = trained(tmp_path / "out", "--epochs", "10")
+    shown = trained_here(tmp_path / "out", "--epochs", "10")
     error, mean = map(float, re.findall(r"RMSE (\S+) on [\d,]+ held-out rows; (\S+) for their mean", shown)[-1])
     assert error < 0.8 * mean
 

@@ -42,24 +42,11 @@ def test_the_status_of_a_feeder_is_measured() -> None:
     assert min(found[f"{name}_us"] for name in ("gather", "pack", "write", "unpack")) > 0
 
 
-def test_profiles_of_many_files_and_columns_are_measured() -> None:
-    many_files, many_columns = profiling_benchmark.run_profiles(8, 30)
-    assert (many_files["files"], many_files["columns"]) == (8, 25)
-    assert (many_columns["files"], many_columns["columns"]) == (4, 30)
-    assert min(each["CPU seconds"] for each in (many_files, many_columns)) > 0
-
-
-def test_init_of_many_files_and_columns_is_measured() -> None:
-    run = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "init.py"), "--tiny", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
-    assert min(found[name]["CPU seconds"] for name in ("files", "columns")) > 0
+@pytest.mark.nightly
+def test_profile_and_init_of_many_files_and_columns_are_measured() -> None:
+    found = profiling_benchmark.run_all(8, 30)
+    assert list(found) == ["profile", "init"]
+    assert all(min(row.values()) > 0 for rows in found.values() for row in rows.values())
 
 
 def test_the_loop_of_a_feeder_is_measured() -> None:

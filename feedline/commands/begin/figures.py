@@ -11,6 +11,7 @@ _UNITS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k"))
 
 def number(value: float) -> str:
     """A number with three significant digits, thousands as units from 10,000 on."""
+    value = float(f"{value:.3g}") if abs(value) >= _UNITS[-1][0] else value  # 999,999 is 1 M
     for size, unit in _UNITS:
         if abs(value) >= size:
             scale = 1e3 if unit == " k" else size

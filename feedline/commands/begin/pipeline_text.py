@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from feedline.commands.begin.init_plan import InitPlan, LeftOut, PlannedFeature
-from feedline.commands.begin.quoting import comment, yaml_key, yaml_string, yaml_value
+from feedline.commands.begin.quoting import column_expr, comment, yaml_key, yaml_string, yaml_value
 from feedline.commands.schema import SCHEMA_LINE
 from feedline.planning.dedup.proposals import with_ranges
 from feedline.spec.features import GROUPS
@@ -138,8 +138,11 @@ def _entry(run: Sequence[PlannedFeature]) -> Iterator[str]:
 def entry_of(feature: PlannedFeature) -> str:
     """The feature's entry in its group."""
     ops = list(feature.ops)
-    if feature.expr is not None:
-        body = {"expr": feature.expr} | ({"ops": ops} if ops else {})
+    expr = feature.expr
+    if expr is None and not feature.column.strip():
+        expr = column_expr(feature.column)  # `column` takes no blank name
+    if expr is not None:
+        body = {"expr": expr} | ({"ops": ops} if ops else {})
     elif feature.name != feature.column or feature.strict:
         body = {"column": feature.column} | ({"ops": ops} if ops else {})
     else:

@@ -28,6 +28,9 @@ def explain_view(facts: Mapping[str, Any]) -> Group:
         rate = short(headspace["rows_per_s"])
         parts.append(f"Headspace: the trainer takes {rate} of batches that it has: {headspace['gain']:.2f}x at most.")
     if facts.get("costs"):
+        if name := facts["costs"]["source"]:
+            share = facts["costs"]["step_share"]
+            parts.append(escape(f"Costs of the source {name}, {share:.0%} of the rows of a step:"))
         parts.append(costs_table(facts["costs"]["account"]))
     elif facts.get("costs_skipped"):
         parts.append(escape(f"Costs of features: {facts['costs_skipped']}"))

@@ -19,13 +19,10 @@ from feedline.commands.display.html_page import (
 from feedline.commands.display.html_pictures import BarRow, html_bars, html_histogram
 from feedline.commands.table.drift_tables import DRIFT_COLUMNS, drift_cells, drift_summary
 from feedline.commands.table.profile_tables import (
+    COLUMN_CELLS,
     candidate_lines,
-    distinct_of,
-    ends_of,
     key_of,
     layout_lines,
-    length_of,
-    notes_of,
     notice_lines,
     number_of,
     share_of,
@@ -101,21 +98,9 @@ def _paragraphs(lines: Sequence[str]) -> list[Markup]:
 
 
 def _row(column: ColumnProfile) -> list[object]:
-    low, high = ends_of(column)
-    size = "" if column.bytes_per_row is None else f"{column.bytes_per_row:.2f}"
-    distinct, notes = distinct_of(column.vocabulary), "; ".join(notes_of(column))
-    return [
-        _unbroken(column.name) if len(column.name) <= _SHORT_NAME else column.name,
-        column.type,
-        _unbroken(column.role),
-        share_of(column.null_rate),
-        distinct,
-        low,
-        high,
-        length_of(column),
-        size,
-        notes,
-    ]
+    cells: dict[str, object] = {name: COLUMN_CELLS[name](column) for name in _COLUMNS}
+    cells["column"] = _unbroken(column.name) if len(column.name) <= _SHORT_NAME else column.name
+    return list((cells | {"role": _unbroken(column.role)}).values())
 
 
 def _unbroken(text: str) -> Markup:

@@ -22,6 +22,7 @@ _FROM_WIDTH = {
     90: frozenset({"role"}),
     70: frozenset({"notes"}),
 }
+_SHARED = 0.8  # of the correlation of nulls with the label's
 _LISTED = 3  # candidates, groups and files that are named
 _SECONDS = 19  # characters of a time in ISO 8601, up to its seconds
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -68,22 +69,8 @@ def size_of(nbytes: int) -> str:
 
 
 def _columns_table(facts: TableFacts, width: int) -> Table:
-    cells: dict[str, Cell] = {
-        "column": lambda column: repr(column.name)[1:-1] or "''",
-        "type": lambda column: column.type,
-        "role": lambda column: column.role,
-        "null": lambda column: share_of(column.null_rate),
-        "distinct": lambda column: distinct_of(column.vocabulary),
-        "min": lambda column: ends_of(column)[0],
-        "median": _median,
-        "max": lambda column: ends_of(column)[1],
-        "distribution": bar_of,
-        "length": length_of,
-        "B/row": lambda column: "" if column.bytes_per_row is None else f"{column.bytes_per_row:.2f}",
-        "notes": lambda column: "; ".join(notes_of(column)),
-    }
     gone = frozenset[str]().union(*(names for least, names in _FROM_WIDTH.items() if width < least))
-    cells = {name: cell for name, cell in cells.items() if name not in gone}
+    cells = {name: cell for name, cell in COLUMN_CELLS.items() if name not in gone}
     table = Table(title="columns", title_justify="left", caption_justify="left")
     left = {"column", "type", "role", "distribution", "notes"}
     for name in cells:
@@ -149,7 +136,7 @@ def bar_of(column: ColumnProfile) -> str:
     """A histogram of numbers, or the shares of the most frequent values, in a few characters."""
     if column.numbers is not None and column.numbers.histogram is not None and column.role != "category":
         return _bars(_merged(column.numbers.histogram)) + (" log" if column.numbers.histogram.log else "")
-    return _bars([value.share for value in column.frequent])
+    return _bars([value.share for value in column.frequent[:_BAR]])
 
 
 def _merged(histogram: Histogram) -> list[float]:
@@ -182,18 +169,25 @@ def notes_of(column: ColumnProfile) -> list[str]:
         notes.append("a value per row")
     if column.lengths is not None and column.lengths.empty_rate:
         notes.append(f"{share_of(column.lengths.empty_rate)} empty")
-    numbers = column.numbers
-    if numbers is not None and (numbers.nan_rate or numbers.inf_rate):
-        notes.append(f"{share_of(numbers.nan_rate + numbers.inf_rate)} not finite")
-    if numbers is not None and column.role == "numeric" and numbers.zero_rate >= 0.5:
-        notes.append(f"{share_of(numbers.zero_rate)} zeros")
+    notes += _number_notes(column)
     repeats = column.repeated is not None and column.repeated >= 0.5
     if repeats and not (column.constant or column.all_null or column.partition):
         notes.append(f"{column.repeated:.0%} repeat")
+    if column.shared_nulls is not None and column.shared_nulls >= _SHARED:
+        notes.append("null where the label is")
     if column.time_order and not column.partition:
         notes.append("rises with time" if column.time_order > 0 else "falls with time")
     if any(value.value for value in column.frequent) and column.role == "string":
         notes.append(", ".join(f"{value.value!r} {share_of(value.share)}" for value in column.frequent[:_LISTED]))
+    return notes
+
+
+def _number_notes(column: ColumnProfile) -> list[str]:
+    notes, numbers = [], column.numbers
+    if numbers is not None and (numbers.nan_rate or numbers.inf_rate):
+        notes.append(f"{share_of(numbers.nan_rate + numbers.inf_rate)} not finite")
+    if numbers is not None and column.role == "numeric" and numbers.zero_rate >= 0.5:
+        notes.append(f"{share_of(numbers.zero_rate)} zeros")
     return notes
 
 
@@ -222,3 +216,20 @@ def notice_lines(facts: TableFacts) -> list[str]:
     if len(facts.skipped) > _LISTED:
         lines.append(f"left out: {len(facts.skipped) - _LISTED:,} more files: --json names them")
     return lines
+
+
+# The cells of a column by their heads; a page has no room for all.
+COLUMN_CELLS: dict[str, Cell] = {
+    "column": lambda column: repr(column.name)[1:-1] or "''",
+    "type": lambda column: column.type,
+    "role": lambda column: column.role,
+    "null": lambda column: share_of(column.null_rate),
+    "distinct": lambda column: distinct_of(column.vocabulary),
+    "min": lambda column: ends_of(column)[0],
+    "median": _median,
+    "max": lambda column: ends_of(column)[1],
+    "distribution": bar_of,
+    "length": length_of,
+    "B/row": lambda column: "" if column.bytes_per_row is None else f"{column.bytes_per_row:.2f}",
+    "notes": lambda column: "; ".join(notes_of(column)),
+}

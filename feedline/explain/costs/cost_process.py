@@ -50,18 +50,21 @@ def measure_apart(
     overrides: Mapping[str, Any],
     *,
     budget_s: float = ALONE_S,
+    source: str | None = None,
     attached: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> MeasuredCosts:
     """Measure what a pipeline's features cost, and what would change that. file, overrides: of `spec`. budget_s: CPU
-    seconds, about. attached: beside a run, which shall lose nothing; given up where that leaves no CPU. stop: ends it.
-    Raises PlanError if it was not measured to the end, or with what the process says if it fails.
+    seconds, about. source: of several (None: the one that has most rows of a step). attached: beside a run, which shall
+    lose nothing; given up where that leaves no CPU. stop: ends it. Raises PlanError if it was not measured to the end,
+    or with what the process says if it fails.
     """
     environment = {**os.environ, **feeder_environment(spec, cores=max(1, int(available_cores())))}
     request = {
         "file": file,
         "overrides": dict(overrides),
         "budget_s": budget_s,
+        "source": source,
         "nice": _NICE_ATTACHED if attached else _NICE,
     }
     began_s = time.monotonic()

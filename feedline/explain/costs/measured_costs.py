@@ -6,7 +6,7 @@ Runs in: the process of `feedline explain`, and the one that measures. Pure; imp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from feedline.explain.costs.cpu_time import CpuEstimate
@@ -45,6 +45,12 @@ class DataChange:
         """Plain values."""
         return asdict(self)
 
+    def in_mix(self, share: float) -> Self:
+        """The change among all sources. share: of the rows of a step, which its own source has."""
+        stages = {stage: share * gain_s for stage, gain_s in self.stages.items()}
+        saved = share * self.saved_bytes
+        return replace(self, gain_s=self.gain_s.scaled(share), stages=stages, saved_bytes=saved)
+
     @property
     def share(self) -> float:
         """The part of today's CPU time that is gained."""
@@ -58,17 +64,18 @@ class DataChange:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCosts:
     """What was measured of a pipeline. account: facts of a `CostAccount`; changes: those that pay. source: its name, of
-    several."""
+    several, and step_share its part of the rows of a step, by which the gains of changes are weighted."""
 
     account: Mapping[str, Any]
     changes: tuple[DataChange, ...]
     source: str = ""
+    step_share: float = 1.0
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
         """What `facts` gave."""
         changes = tuple(map(DataChange.from_facts, facts["changes"]))
-        return cls(account=facts["account"], changes=changes, source=facts["source"])
+        return cls(account=facts["account"], changes=changes, source=facts["source"], step_share=facts["step_share"])
 
     def facts(self) -> dict[str, Any]:
         """Plain values."""
@@ -76,4 +83,5 @@ class MeasuredCosts:
             "account": dict(self.account),
             "changes": [change.facts() for change in self.changes],
             "source": self.source,
+            "step_share": self.step_share,
         }

@@ -11,6 +11,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 from feedline.errors import FeedlineError
 from feedline.explain.costs.cost_account import measure_costs
@@ -42,9 +44,28 @@ def measure_plan(
     return MeasuredCosts(account=account.facts(), changes=tuple(changes))
 
 
-def largest_source(plan: RunPlan) -> Plan:
-    """The plan of the source that has most rows."""
-    return max(plan.sources, key=lambda each: each.whole_schedule.rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenSource:
+    """The plan of one source. name: "" if there are no others. step_share: of the rows of a step."""
+
+    plan: Plan
+    name: str
+    step_share: float
+
+    @classmethod
+    def of(cls, plan: RunPlan, name: str | None = None) -> Self:
+        """The source of a name, or the one that has most rows of a step."""
+        if len(plan.sources) == 1:
+            return cls(plan=plan.sources[0], name="", step_share=1.0)
+        rows = [each.spec.batch.size for each in plan.sources]
+        names = [each.name for each in plan.spec.sources]
+        index = rows.index(max(rows)) if name is None else names.index(name)
+        return cls(plan=plan.sources[index], name=names[index], step_share=rows[index] / sum(rows))
+
+    def in_mix(self, costs: MeasuredCosts) -> MeasuredCosts:
+        """Costs of its plan as those of this source: what a change gains is weighted by the share."""
+        changes = tuple(change.in_mix(self.step_share) for change in costs.changes)
+        return replace(costs, changes=changes, source=self.name, step_share=self.step_share)
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -54,8 +75,9 @@ def main(arguments: Sequence[str] = ()) -> int:
         os.nice(request["nice"])
     try:
         spec = load_spec(request["file"], request["overrides"])
-        plan = largest_source(preview_plan(spec, current_snapshots(spec), lanes=lanes_for(spec.lanes, 1)))
-        found = measure_plan(plan, budget_s=request["budget_s"])
+        plan = preview_plan(spec, current_snapshots(spec), lanes=lanes_for(spec.lanes, 1))
+        source = ChosenSource.of(plan, request["source"])
+        found = source.in_mix(measure_plan(source.plan, budget_s=request["budget_s"]))
     except FeedlineError as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1

@@ -17,6 +17,7 @@ from feedline.commands.begin.figures import distinct, number, percent
         (9_999, "9,999"),
         (12_400, "12.4 k"),
         (12_400_000, "12.4 M"),
+        (999_999, "1 M"),
         (1e13, "10 T"),
         (0.123456, "0.123"),
         (-2.5, "-2.5"),

@@ -49,6 +49,12 @@ def test_numbered_columns_with_dollars_have_entries_of_their_own():
     ]
 
 
+def test_a_column_without_a_visible_name_is_read_by_an_expression():
+    """`column` takes no blank name."""
+    features = parse_spec(pipeline_text(planned(column(" \u2028"), column("")))).features
+    assert [each.name for each in features if each.group == "dense"] == ["unnamed", "unnamed_2"]
+
+
 def test_of_very_many_columns_left_out_only_the_first_have_lines():
     text = pipeline_text(planned(column("a"), *(column(f"e{index}", null_rate=1.0) for index in range(1_000))))
     assert "# 900 more, from e100 to e999: null in every row" in text

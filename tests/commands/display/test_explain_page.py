@@ -66,7 +66,7 @@ FACTS: dict[str, Any] = {
     "samples": [{"wall_s": 1.0, "trainer_wait_s": 0.4, "wait_slots_s": 0.1}, {"wall_s": 1.0, "trainer_wait_s": None}],
     "stages": [{"name": "decoding", "seconds": 5.0, "cpu_s": 4.0, "rows_per_s": 400_000.0}],
     "bounds": [{"resource": "cores", "rows_per_s": 312_000.0}],
-    "costs": {"account": ACCOUNT, "changes": [], "source": ""},
+    "costs": {"account": ACCOUNT, "changes": [], "source": "", "step_share": 1.0},
 }
 
 

@@ -61,10 +61,20 @@ def test_both_formats_have_the_state_of_the_moment_and_the_process():
         assert "feedline_first" not in {family.name for family in parse_text(get(server.address)[2].decode())}
 
 
-def test_an_answer_is_compressed_where_the_client_reads_that():
-    with serve_metrics(ANY, METRICS, lambda: [1.0], {}) as server:
-        content = get(server.address, **{"Accept-Encoding": "gzip"})[2]
-        assert b"feedline_numbers_total" in gzip.decompress(content)
+def test_an_answer_is_compressed_for_a_client_of_another_host_that_reads_that():
+    with serve_metrics(MetricsSpec(listen="0.0.0.0:0"), METRICS, lambda: [1.0], {}) as server:
+        port = server.address.rpartition(":")[2]
+        answers = {}
+        for source in ("127.0.0.1", "127.0.0.2"):  # another address than that of the server
+            connection = http.client.HTTPConnection(f"127.0.0.1:{port}", timeout=10, source_address=(source, 0))
+            connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+            answer = connection.getresponse()
+            answers[source] = answer.headers["Content-Encoding"], answer.read()
+            connection.close()
+    assert answers["127.0.0.1"][0] is None
+    assert answers["127.0.0.2"][0] == "gzip"
+    for content in (answers["127.0.0.1"][1], gzip.decompress(answers["127.0.0.2"][1])):
+        assert b"feedline_numbers_total" in content
 
 
 def test_other_paths_are_not_found_and_the_server_goes_on_after_an_error():
@@ -162,6 +172,15 @@ def test_a_taken_port_is_an_error_that_names_the_folder():
             pass
     with serve_metrics(spec, METRICS, lambda: [1.0], {}, taken_s=0.0) as again:  # the port of one that has ended
         assert again.address == server.address
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:9400", "absent.invalid:9400"])
+def test_an_address_of_another_host_is_an_error_at_once(address: str):
+    with (
+        pytest.raises(ClusterError, match=rf"cannot be served at {address}: .*an address of this host"),
+        serve_metrics(MetricsSpec(listen=address), METRICS, lambda: [1.0], {}, taken_s=1e6),
+    ):
+        pass
 
 
 def test_the_folder_has_the_target_while_the_server_answers(tmp_path: Path):

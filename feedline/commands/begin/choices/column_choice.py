@@ -19,6 +19,8 @@ from feedline.commands.begin.quoting import column_expr, feature_name, string_li
 from feedline.profiling.table_facts import ColumnProfile, TableFacts
 
 _MOSTLY_NULL = 0.98
+_NUMBERED = 2  # integers of their own within so many times the rows number them; measures are further apart
+_STEPS = 10  # values from which on an order in time is no chance
 _OTHER_LABEL = 0.7  # the score from which another candidate for the label is taken for one
 
 
@@ -35,6 +37,7 @@ def choose_columns(
         if column.name == label:
             continue
         reason = _uninformative(column) or _beside(column, session, split_by) or _telltale(column, outcomes)
+        reason = reason or _moving(column, facts.rows)
         found = _choose(column, facts, taken)
         if reason is not None:
             enable = next(iter(found), None) if isinstance(found, list) else found.enable
@@ -63,6 +66,20 @@ def _beside(column: ColumnProfile, session: str | None, split_by: str | None) ->
         return "separates training from held-out rows, whose values are never seen in training"
     if column.name == session:
         return "the session: it keeps rows together, and new sessions have new values"
+    return None
+
+
+def _moving(column: ColumnProfile, rows: int) -> str | None:
+    """Why the numbers of later rows are unlike those that a model learns from."""
+    numbers, values = column.numbers, column.vocabulary
+    if column.role != "numeric" or numbers is None or values is None or column.partition or column.time_like:
+        return None
+    low, high = numbers.min, numbers.max
+    if column.id_like and low is not None and high is not None and high - low < _NUMBERED * rows:
+        return "numbers the rows: each has a value of its own"
+    if column.time_order and values.sample >= _STEPS:
+        verb = "rises" if column.time_order > 0 else "falls"
+        return f"{verb} with time: later rows have values never seen in training"
     return None
 
 

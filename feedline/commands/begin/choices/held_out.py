@@ -84,6 +84,8 @@ def _by_time(facts: TableFacts, column: ColumnProfile, share: float) -> HeldOut 
     if begin >= end:
         return None
     moment = _rounded(end - share * (end - begin), share * (end - begin))
+    if column.type.startswith("date"):
+        moment += timedelta(days=1, microseconds=-1)  # the first whole day
     border = moment.date().isoformat() if column.type.startswith("date") else moment.isoformat()
     return _later(column.name, name, string_literal(border), reason)
 

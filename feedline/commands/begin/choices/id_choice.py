@@ -78,7 +78,7 @@ def id_ops(values: DistinctCount | None, *, has_nulls: bool) -> tuple[tuple[obje
         rare = values is not None and values.table > _RARE
         return (
             ({"vocabulary": {"min_count": 2}} if rare else "vocabulary",),
-            f"{_count(values)}: vocabulary" + (" of those that come twice" if rare else ""),
+            f"{_count(values)}: vocabulary" + (" of those seen twice or more" if rare else ""),
         )
     buckets = buckets_for(values)
     return (hash_op(buckets, has_nulls=has_nulls),), f"{_count(values)}: hash_bucket"

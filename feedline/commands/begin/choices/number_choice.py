@@ -15,6 +15,7 @@ _SKEWED = 2.0  # the third standardised moment of an exponential distribution
 _LONG_TAIL = 10.0  # the 99th percentile, by the median
 _LARGE = 10.0  # below it log1p is nearly a straight line
 _RARELY_NEGATIVE = 0.01  # such as -1 for "not known" among counts
+_CLOSE, _WRITTEN_TOGETHER = 0.7, 0.8  # correlations with the label, and of nulls with its nulls
 INDICATED = 0.05  # the share of nulls from which a feature of its own says where they are
 
 
@@ -63,7 +64,8 @@ def shape_ops(numbers: NumberFacts | None) -> tuple[list[object], str]:
     low, high = numbers.quantiles[0], numbers.quantiles[-1]
     median = numbers.median or 0
     tails = f"median {number(median)}, maximum {number(numbers.max)}"
-    is_skewed = abs(numbers.skewness) > _SKEWED or (median > 0 and high > _LONG_TAIL * median)
+    has_tail = median > 0 and numbers.negative_rate <= _RARELY_NEGATIVE and high > _LONG_TAIL * median
+    is_skewed = abs(numbers.skewness) > _SKEWED or has_tail
     if not is_skewed or low == high:
         return [], ""
     if numbers.skewness > 0 and numbers.max > _LARGE and numbers.negative_rate <= _RARELY_NEGATIVE:
@@ -96,7 +98,9 @@ def number_range(numbers: NumberFacts | None) -> str:
 
 
 def correlation_check(column: ColumnProfile) -> str | None:
-    """A question about a column that is close to the label; None if it is not."""
-    if column.correlation is None or abs(column.correlation) < 0.7:
-        return None
-    return f"correlates with the label ({column.correlation:+.2f}): is it known when the prediction is made?"
+    """A question about a column that is close to the label, or is null where the label is; None otherwise."""
+    near = column.correlation is not None and abs(column.correlation) >= _CLOSE
+    found = [f"correlates with the label ({column.correlation:+.2f})"] if near else []
+    if column.shared_nulls is not None and column.shared_nulls >= _WRITTEN_TOGETHER:
+        found.append("is null where the label is")
+    return f"{', and '.join(found)}: is it known when the prediction is made?" if found else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from profiles import binary, column, distinct, table
+from profiles import binary, column, distinct, numbers, table
 
 from feedline.commands.begin.choices.column_choice import choose_columns, keep_best
 from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
@@ -26,6 +26,11 @@ def chosen(*columns: ColumnProfile, **others: object) -> tuple[list[PlannedFeatu
         (column("a", "unsupported", "decimal256(60, 2)", reason="no frame holds it"), "no frame holds it"),
         (column("a", "nested", "struct<x y: int64>"), "struct<x y: int64>"),
         (column("a", rows=0), "not sampled"),
+        (column("a", time_order=1), "rises with time: later rows have values never seen in training"),
+        (
+            column("a", kind="int64", id_like=True, numbers=numbers(7, 100_006)),
+            "numbers the rows: each has a value of its own",
+        ),
     ],
 )
 def test_columns_that_are_left_out(facts: ColumnProfile, reason: str):

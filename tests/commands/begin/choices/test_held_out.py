@@ -60,6 +60,11 @@ def test_a_border_lies_within_the_range(first: datetime, width: timedelta):
     assert (last - border) <= 0.16 * width or width.total_seconds() < 1
 
 
+def test_of_few_days_the_last_is_held_out():
+    days = column("day", "time", "date32[day]", first="2026-01-01", last="2026-01-04")
+    assert choose_held_out(table(days), "day")[0].held_out == 'day >= "2026-01-04"'
+
+
 def test_zones_and_integers_since_1970():
     zoned = column(
         "t",

@@ -13,7 +13,7 @@ from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
     ("count", "ops", "reason"),
     [
         (3, ("vocabulary",), "3 distinct: vocabulary"),
-        (5_000, ({"vocabulary": {"min_count": 2}},), "5,000 distinct: vocabulary of those that come twice"),
+        (5_000, ({"vocabulary": {"min_count": 2}},), "5,000 distinct: vocabulary of those seen twice or more"),
         (12_400_000, ({"hash_bucket": {"buckets": 1 << 20, "null_bucket": True}},), "12.4 M distinct: hash_bucket"),
         (150_000, ({"hash_bucket": {"buckets": 1 << 18, "null_bucket": True}},), "150 k distinct: hash_bucket"),
     ],

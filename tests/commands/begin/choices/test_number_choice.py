@@ -31,6 +31,7 @@ def test_numbers_are_standardized_and_nulls_become_the_mean():
             ({"clip": {"min": -98.0, "max": 98.0}}, "standardize"),
         ),
         ({"low": 0, "high": 10, "skewness": 1.0}, ("standardize",)),
+        ({"low": -3, "high": 3.2, "negative_rate": 0.48}, ("standardize",)),  # a median near 0 makes no long tail
         ({"low": 3, "high": 3, "skewness": 0.0}, ("standardize",)),
     ],
 )
@@ -57,3 +58,5 @@ def test_where_nulls_are_is_a_feature_unless_they_are_rare():
 def test_a_column_close_to_the_label_is_questioned():
     assert choose_number(column("a", correlation=-0.92)).check is not None
     assert choose_number(column("a", correlation=0.3)).check is None
+    check = choose_number(column("a", shared_nulls=0.97)).check
+    assert check == "is null where the label is: is it known when the prediction is made?"
