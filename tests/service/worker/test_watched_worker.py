@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import urllib.request
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import dask
@@ -23,8 +23,12 @@ from feedline.spec.monitoring_section import MetricsSpec
 
 def targets(folder: Path) -> dict[str, dict[str, str]]:
     """The labels of each target."""
-    groups = [group for path in folder.glob("*.json") for group in json.loads(path.read_text())]
-    return {group["targets"][0]: group["labels"] for group in groups}
+    found = {}
+    for path in folder.glob("*.json"):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            [group] = json.loads(path.read_text())
+            found[group["targets"][0]] = group["labels"]
+    return found
 
 
 def scraped(target: str) -> str:
