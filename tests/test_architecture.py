@@ -103,6 +103,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.commands.cluster.certs", "feedline.service.tls.authority"),
     ("feedline.commands.plan.views", "feedline.commands.plan.save"),
     ("feedline.commands.exit_status", "rich.console"),
+    ("feedline.commands.explain", "feedline.explain.store_probe"),
     ("feedline.commands.explain", "feedline.explain.user_trainer"),
     ("feedline.commands.explain", "feedline.commands.run"),
     ("feedline.commands.explain", "feedline.service.status.last_runs"),

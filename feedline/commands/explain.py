@@ -51,6 +51,14 @@ _CostSource = Annotated[
     ),
 ]
 
+_ProbeStore = Annotated[
+    bool,
+    typer.Option(
+        "--probe-store",
+        help="Measure what the store delivers: after a short run, read up to 3 GB of the table in some seconds.",
+    ),
+]
+
 
 def explain(
     pipeline: PipelinePath,
@@ -76,6 +84,7 @@ def explain(
     store_mb_s: Annotated[
         float | None, typer.Option("--store-mb-s", min=0.001, help="MB/s that the store or disk delivers, if known.")
     ] = None,
+    probing: _ProbeStore = False,
     cost_s: Annotated[
         float | None,
         typer.Option(
@@ -93,6 +102,8 @@ def explain(
     if html is not None and not html.absolute().parent.is_dir():
         raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
     spec = _load(pipeline, values := parse_overrides(overrides or []), source)
+    if probing:
+        _check_probe(spec, attached or last, store_mb_s)
     seconds = seconds or (_ATTACHED_SECONDS if attached else _SECONDS)
     store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
@@ -105,6 +116,10 @@ def explain(
             found = _short_run(
                 pipeline, values, spec, seconds, _trainer(step_s, train), headspace, store_bytes_per_s, stop
             )
+        if probing:
+            from feedline.explain.store_probe import explained_with_probe  # noqa: PLC0415 -- 0.5 s of CPU time
+
+            found = explained_with_probe(found, spec, source, stop)
         costs, skipped = _costs(pipeline, values, spec, source, cost_s, seconds if attached else None, stop)
     facts = explained_with_costs(found, costs, skipped)
     if html is not None:
@@ -141,6 +156,21 @@ def _check_options(attached: bool, last: bool, step_s: float | None, train: str 
         raise SpecError("--step-s and --train exclude each other: got both, expected one trainer. Leave one out")
     if headspace and not step_s and train is None:
         raise SpecError("--headspace needs a trainer: got none, expected one. Give --train module:function or --step-s")
+
+
+def _check_probe(spec: PipelineSpec, of_other_run: bool, store_mb_s: float | None) -> None:
+    if of_other_run:
+        raise SpecError(
+            "--probe-store belongs to a short run: got it with --attach or --last, whose run may need the store. Leave "
+            "it out, or give --store-mb-s"
+        )
+    if store_mb_s is not None:
+        raise SpecError("--probe-store and --store-mb-s exclude each other: got both, expected one. Leave one out")
+    if spec.cluster.is_elsewhere:
+        raise SpecError(
+            f"--probe-store measures what this host gets: got a cluster by {spec.cluster.kind}, whose workers "
+            "may run on other hosts, expected threads or processes of this one. Give --store-mb-s"
+        )
 
 
 def _costs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,12 @@ def test_a_short_run_and_then_the_last_one(place: Place):
         (["--train", "no_such_module:step"], "--train names a module that is missing: got no_such_module"),
         (["--train", "json:step"], "got nothing of that name as step"),
         (["--html", "/nowhere/page.html"], "--html names a file in a folder that is missing"),
+        (["--last", "--probe-store"], "--probe-store belongs to a short run"),
+        (["--probe-store", "--store-mb-s", "5"], "--probe-store and --store-mb-s exclude each other"),
+        (
+            ["--probe-store", "--set", "cluster={scheduler: 'tcp://127.0.0.1:1'}"],
+            "what this host gets: got a cluster by",
+        ),
         (["--attach"], "there is no run of this pipeline to attach to: got no feeder"),
         (["--last"], "there is no last run to explain"),
     ],
@@ -85,6 +92,13 @@ def test_costs_of_features_are_measured_and_drawn(place: Place):
     assert written == explain_page(facts)
     assert "What a feature costs" in written
     assert "<script" not in written
+
+
+@pytest.mark.nightly
+def test_the_store_is_measured_after_a_run(place: Place):
+    done = ended("explain", place.write(epochs=2), "--seconds", 1, "--probe-store", *PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^Store: (.*MB/s .* MB read|the disk was not measured)", done.stdout, re.MULTILINE)
 
 
 def _fed(place: Place) -> bool:

@@ -1,6 +1,7 @@
 """An S3 store with faults: a real S3 server in a process of its own, behind a proxy that injects faults.
 
 The proxy speaks plain HTTP/1.1, counts every request, and applies a `Fault` to those that match, as often as it says.
+All bodies together pass at `bytes_per_s`, if that is set, which those under way share.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ KEYS = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 ALWAYS = 10**9
+_PIECE = 2**16  # of a body
 _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{0}</Code><Message>{1}</Message></Error>'
 _ANSWERS = {
     "slow_down": (503, "SlowDown", "Please reduce your request rate."),
@@ -83,6 +86,8 @@ class Store:
         self.upstream = upstream
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
+        self.bytes_per_s: float | None = None
+        self._free_s = 0.0  # when all that was let pass has passed
         self.lock = threading.Lock()
         self.ending = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -116,6 +121,15 @@ class Store:
         with self.lock:
             seen = [request for request in self.requests if re.search(path, request.path)]
         return Counter("range" if request.range and request.method == "GET" else request.method for request in seen)
+
+    def let_pass(self, nbytes: int) -> None:
+        """Wait until bytes have passed after those before them."""
+        if self.bytes_per_s is None:
+            return
+        with self.lock:
+            self._free_s = max(self._free_s, time.monotonic()) + nbytes / self.bytes_per_s
+            wait_s = self._free_s - time.monotonic()
+        self.ending.wait(wait_s)
 
     def close(self) -> None:
         self.ending.set()
@@ -215,7 +229,10 @@ class _Handler(socketserver.BaseRequestHandler):
     def _send(self, status: int, fields: list[tuple[str, str]], content: bytes, promised: int) -> bool:
         lines = [f"HTTP/1.1 {status} {http.client.responses.get(status, '')}"]
         lines += [f"{key}: {value}" for key, value in fields] + [f"Content-Length: {promised}", "", ""]
-        self.request.sendall("\r\n".join(lines).encode("latin-1") + content)
+        self.request.sendall("\r\n".join(lines).encode("latin-1"))
+        for start in range(0, len(content), _PIECE):
+            self.server.store.let_pass(len(piece := content[start : start + _PIECE]))
+            self.request.sendall(piece)
         return True
 
     def _reset(self) -> bool:

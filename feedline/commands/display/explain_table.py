@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedline.commands.display.costs_table import costs_table
+from feedline.loader.limits.advice import counted
 from feedline.loader.limits.verdict import short
 
 _MOST_RANKS = 7  # with a line of their own, beside the one that is explained
@@ -27,6 +28,8 @@ def explain_view(facts: Mapping[str, Any]) -> Group:
     if (headspace := facts["headspace"]) is not None:
         rate = short(headspace["rows_per_s"])
         parts.append(f"Headspace: the trainer takes {rate} of batches that it has: {headspace['gain']:.2f}x at most.")
+    if (store := facts["store"]) is not None:
+        parts.append(escape(_store_line(store)))
     if facts.get("costs"):
         if name := facts["costs"]["source"]:
             share = facts["costs"]["step_share"]
@@ -45,6 +48,17 @@ def _measured(facts: Mapping[str, Any]) -> str:
     source = {"short run": "of a short run", "running": "of its run", "last run": "of the last run"}[facts["source"]]
     rate = short(facts["rows_per_s"])
     return f"Measured: {rate}{between} over {facts['seconds']:.1f} s {source}{rank}{early}."
+
+
+def _store_line(store: Mapping[str, Any]) -> str:
+    skipped = store["skipped"]
+    if "bytes_per_s" not in store:
+        return f"Store: {skipped}"
+    low, high = (f"{store['interval'][end] / 1e6:,.1f}" for end in ("low", "high"))
+    readers = counted(store["readers"], "reader")
+    least = "at least " * store["is_growing"]
+    line = f"Store: {least}{store['bytes_per_s'] / 1e6:,.1f} MB/s ({low} to {high}) with {readers}"
+    return f"{line}, {store['nbytes'] / 1e6:,.0f} MB read{f': {skipped}' if skipped else ''}."
 
 
 def _other_ranks(ranks: Sequence[Mapping[str, Any]]) -> list[str]:

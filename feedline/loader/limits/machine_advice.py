@@ -106,7 +106,7 @@ def _more_threads(
                 "threads", limits, limits.with_capacity({"threads": needed}), noise,
                 change=f"cluster: {{threads: {needed}}}",
                 reason="block threads wait, for the store or within ops, and leave cores idle",
-                caveat="a store that slows down with more requests gives less",
+                caveat=_store_caveat(threads, capacity),
             )  # fmt: skip
         return
     has_trainer = limits.get("trainer") is not None
@@ -126,7 +126,16 @@ def _more_threads(
         change=_workers(workers, capacity.form),
         reason=f"{counted(capacity.workers, 'worker')} of {counted(per_worker, 'thread')} "
         f"{'is' if capacity.workers == 1 else 'are'} busy; with {workers} {ends}",
+        caveat=_store_caveat(threads, capacity),
     )  # fmt: skip
+
+
+def _store_caveat(threads: Resource, capacity: Capacity) -> str:
+    """What advice of more reading leaves out where threads wait for a store of unknown MB/s."""
+    if capacity.store_bytes_per_s is not None or threads.uses["store wait"] < _WAITS * threads.use:
+        return ""
+    how = "feedline explain --probe-store measures them" if capacity.own_cores else "give --store-mb-s"
+    return f"the store's MB/s are unknown, and may not be enough: {how}"
 
 
 def _with_sending(limits: ResourceLimits, facts: RunFacts) -> ResourceLimits:

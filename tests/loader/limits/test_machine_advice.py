@@ -110,3 +110,22 @@ def test_no_advice_promises_more_than_the_trainer_takes(staged: Staged):
 
 def test_unused_threads_need_no_more():
     assert threads_needed(limits_of(RunFacts(wall_s=1, rows=1), Capacity(cores=1, threads=1))) is None
+
+
+@pytest.mark.parametrize(
+    ("fetch_s", "bytes_per_s", "own_cores", "words"),
+    [
+        (1.8, None, True, "--probe-store"),
+        (1.8, None, False, "--store-mb-s"),
+        (1.8, 1e12, True, None),
+        (0.2, None, True, None),  # hardly waits for the store
+    ],
+)
+def test_more_threads_name_what_is_unknown_of_the_store(
+    staged: Staged, fetch_s: float, bytes_per_s: float | None, own_cores: bool, words: str | None
+):
+    form = "threads" if own_cores else "scheduler"
+    capacity = Capacity(cores=8, threads=2, form=form, own_cores=own_cores, store_bytes_per_s=bytes_per_s)
+    advice = judge([staged(wait_s=0.75, decode_s=0.1, fetch_s=fetch_s, slept_s=1.8 - fetch_s)], capacity).advice
+    [more] = [each for each in advice if each.kind in ("threads", "workers")]
+    assert (words in more.caveat) if words else not more.caveat
