@@ -144,6 +144,10 @@ class PipelineSpec(Section):
 
     def for_source(self, name: str) -> PipelineSpec:
         """The pipeline of the source of this name. Raises SpecError for an unknown one."""
+        if not self.sources:
+            raise self.error(
+                ("source",), f"has no name: got source {describe_value(name)}, expected none. Leave it out"
+            )
         specs = dict(zip([source.name for source in self.sources], self.per_source(), strict=False))
         if name not in specs:
             raise self.error(("sources",), unknown_message("source", name, specs))

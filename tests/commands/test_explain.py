@@ -42,7 +42,7 @@ def test_a_short_run_and_then_the_last_one(place: Place):
     [
         (["--attach", "--last"], "exclude each other"),
         (["--last", "--step-s", "1"], "belong to a short run"),
-        (["--source", "clicks"], "unknown source: got 'clicks'"),
+        (["--source", "clicks"], "source: has no name: got source 'clicks', expected none"),
         (["--headspace"], "--headspace needs a trainer"),
         (["--attach", "--train", "train:step"], "belong to a short run"),
         (["--train", "train:step", "--step-s", "1"], "--step-s and --train exclude each other"),

@@ -47,7 +47,8 @@ _LEAKAGE = (
 
 _GROUP_NOTES = {
     "dense": "Ops leave nulls alone until they are filled: with 0, which is the mean after standardize. `clip` limits "
-    "long tails to the 1st and 99th percentile.",
+    "long tails to the 1st and 99th percentile. Integers that are ids or codes belong to categorical, with "
+    "[vocabulary]: no statistic tells them from numbers.",
     "categorical": "Ids of embeddings: a vocabulary numbers values by frequency, a hash needs no table of them. Nulls "
     "have an id of their own.",
     "sparse": "Lists of ids, the first elements of each; `list_slice: -5` would keep the last.",

@@ -5,7 +5,7 @@ Runs in: the process of `feedline explain`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -90,9 +90,9 @@ def stage_table(facts: Mapping[str, Any]) -> Table:
     return table
 
 
-def advice_lines(advice: Iterable[Mapping[str, Any]], limit: str) -> list[str]:
+def advice_lines(advice: Sequence[Mapping[str, Any]], limit: str) -> list[str]:
     """The advice, the largest gain first."""
-    lines = []
+    lines = ["A faster loader would not help, but it can take less CPU time:"] if advice and limit == "trainer" else []
     for number, each in enumerate(advice, 1):
         lines.append(escape(f"{number}. {each['change']}: {_gain(each)} {each['reason']}."))
         if each["caveat"]:

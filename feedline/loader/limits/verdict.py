@@ -83,6 +83,8 @@ def judge(
     own = [each for each in own if each.kind not in measured]
     if idle:  # what saves CPU time saves that alone
         advice, others = [replace(each, rows_ratio=1.0, rows_interval=None) for each in advice], ()
+    if limit.name == "trainer" and not others:  # no feature is given up for time that nobody waits for
+        advice = [each for each in advice if each.kind not in ("feature", "op")]
     sentence = _sentence(limits, limit, others, facts, capacity, parts or {})
     return Verdict(
         sentence=idle_sentence(limit, facts, capacity) if idle else sentence,

@@ -61,6 +61,10 @@ def test_a_run_that_the_trainer_limits_needs_no_advice() -> None:
     assert text.startswith("Nothing: your trainer is the limit.")
     assert "of a short run, stopped early." in text
     assert "A faster loader would not help." in text
+    saves = Advice(kind="decode", change="feedline optimize", reason="it pays", cpu_s_saved=0.25)
+    text = shown(explanation_facts(explanation, explanation.slowest.verdict([saves])))
+    assert "A faster loader would not help, but it can take less CPU time:" in text
+    assert "1. feedline optimize: 0.25 CPU-s per M rows saved. it pays." in text
 
 
 @pytest.mark.parametrize(

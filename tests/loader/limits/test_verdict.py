@@ -38,6 +38,13 @@ def test_a_slow_trainer(staged: Staged):
     assert "could deliver 4 M rows/s" in verdict.sentence
 
 
+def test_no_feature_is_given_up_where_the_trainer_is_the_limit(staged: Staged):
+    advice = [Advice(kind=kind, change=kind, reason=kind, cpu_s_saved=0.5) for kind in ("feature", "op", "decode")]
+    limited, waiting = (judge([staged(wait_s=wait_s, decode_s=0.5)], TWO, advice) for wait_s in (0.01, 0.41))
+    assert [each.kind for each in limited.advice] == ["decode"]
+    assert {each.kind for each in waiting.advice} >= {"feature", "op", "decode"}
+
+
 def test_a_trainer_that_is_as_fast_as_the_cores_is_a_tie(staged: Staged):
     verdict = judge([staged(wait_s=0.02, decode_s=1.95)], TWO)
     assert verdict.limit == "trainer"
