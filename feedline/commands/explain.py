@@ -58,6 +58,15 @@ _ProbeStore = Annotated[
         help="Measure what the store delivers: after a short run, read up to 3 GB of the table in some seconds.",
     ),
 ]
+_CostSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--cost-seconds",
+        min=0.0,
+        help="CPU seconds to measure what columns, ops and features cost (default: 20; with --attach up to 5, "
+        "within 2 % of the cores' time; 0: none).",
+    ),
+]
 
 
 def explain(
@@ -85,15 +94,7 @@ def explain(
         float | None, typer.Option("--store-mb-s", min=0.001, help="MB/s that the store or disk delivers, if known.")
     ] = None,
     probing: _ProbeStore = False,
-    cost_s: Annotated[
-        float | None,
-        typer.Option(
-            "--cost-seconds",
-            min=0.0,
-            help="CPU seconds to measure what columns, ops and features cost (default: 20; with --attach up to 5, "
-            "within 2 % of the cores' time; 0: none).",
-        ),
-    ] = None,
+    cost_s: _CostSeconds = None,
     html: Annotated[Path | None, typer.Option(help="Write the facts as a page with pictures, too.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -22,7 +22,7 @@ from feedline.errors import FeedlineError, PlanError
 from feedline.explain.costs.plan_costs import ChosenSource
 from feedline.explain.costs.sampled_blocks import BlockSample, compile_sample, sample_blocks
 from feedline.explain.explanation import Explanation
-from feedline.explain.store_rates import (
+from feedline.explain.reader_levels import (
     MOST_READERS,
     ReaderLevel,
     StoreRate,
@@ -129,7 +129,9 @@ class _Watch:
         if self._stop():
             raise PlanError("its bandwidth was not measured to the end: stopped")
         if time.monotonic() - self._began_s > 2 * _MOST_S:
-            raise PlanError(f"its bandwidth was not measured: it did not answer in {2 * _MOST_S:.0f} s. Try again later")
+            raise PlanError(
+                f"its bandwidth was not measured: it did not answer in {2 * _MOST_S:.0f} s. Try again later"
+            )
 
 
 class _Queue:

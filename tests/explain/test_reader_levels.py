@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.explain.explanation import Explanation, explanation_facts
-from feedline.explain.store_rates import (
+from feedline.explain.reader_levels import (
     MOST_READERS,
     ReaderLevel,
     StoreRate,
