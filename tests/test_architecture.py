@@ -76,7 +76,7 @@ INSIDE = {
         {"lightning_data"},
     ],
     "service": [
-        {"dask_patches", "monitoring", "tls", "verify", "log_lines", "plan_frame", "drain"},
+        {"dask_patches", "monitoring", "tls", "verify", "log_lines", "plan_frame", "drain", "worker_cores"},
         {"page"},
         {"scheduler", "worker"},
         {"scaling", "cluster"},

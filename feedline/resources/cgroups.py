@@ -20,17 +20,17 @@ _MEMORY_FILES = {
 }
 
 
-def available_cores(affinity: Collection[int] | None = None) -> int:
-    """Cores that this process may run on: its affinity (default: the current one), limited by the quotas of its cgroup
+def available_cores(cpus: Collection[int] | None = None) -> int:
+    """Cores that this process may run on: those of `cpus` (default: its affinity), limited by the quotas of its cgroup
     and of those above it."""
-    cores = len(affinity or _affinity(0)) or os.cpu_count() or 1
+    cores = len(cpus or affinity()) or os.cpu_count() or 1
     return max(1, min([cores, *_cpu_quotas()]))
 
 
 def launcher_affinity() -> frozenset[int]:
     """CPUs that the process which started this one may run on, and this one: those of all ranks of a host, where a
     launcher binds each rank to its own."""
-    return _affinity(os.getppid()) | _affinity(0)
+    return affinity(os.getppid()) | affinity()
 
 
 def rank_cores(ranks: int) -> int:
@@ -45,8 +45,8 @@ def widen_affinity(cpus: Collection[int]) -> None:
             os.sched_setaffinity(0, cpus)
 
 
-def _affinity(process: int) -> frozenset[int]:
-    """The CPUs that a process may run on; empty if unknown."""
+def affinity(process: int = 0) -> frozenset[int]:
+    """The CPUs that a process may run on (default: this one); empty if unknown."""
     with contextlib.suppress(OSError, AttributeError):
         return frozenset(os.sched_getaffinity(process))
     return frozenset()

@@ -48,7 +48,7 @@ COSTS = MeasuredCosts(
 
 def test_verdict_names_columns_and_advice_includes_data():
     facts = explained_with_costs(EXPLANATION, COSTS)
-    assert "decoding hist_0" in facts["verdict"]
+    assert "decoding `hist_0` takes" in facts["verdict"]
     [own] = [each for each in facts["advice"] if each["kind"] == "feature"]
     assert own["rows_ratio"] > 1.5
     assert facts["costs"]["account"] == COSTS.account

@@ -50,7 +50,7 @@ def test_cores_are_those_of_the_tightest_quota(tmp_path: Path, monkeypatch: pyte
     own, group = tmp_path / "own", tmp_path / "sys"
     monkeypatch.setattr(cgroups, "_PROC_CGROUP", own)
     monkeypatch.setattr(cgroups, "_CGROUP", group)
-    monkeypatch.setattr(cgroups, "_affinity", lambda process: frozenset(range(64)))
+    monkeypatch.setattr(cgroups, "affinity", lambda process=0: frozenset(range(64)))
     assert cgroups.available_cores() == 64
     own.write_text("0::/slurm/job_7/step_0\n")
     for path, quota in (("slurm/job_7/step_0", "max 100000"), ("slurm/job_7", "750000 100000"), ("slurm", "9900000 1")):
@@ -81,7 +81,7 @@ def test_a_rank_has_its_share_of_the_launchers_cores(
 ):
     monkeypatch.setattr(cgroups, "_PROC_CGROUP", Path("/nowhere"))
     monkeypatch.setattr(cgroups, "_CGROUP", Path("/nowhere"))
-    monkeypatch.setattr(cgroups, "_affinity", lambda process: frozenset(range(launcher if process else own)))
+    monkeypatch.setattr(cgroups, "affinity", lambda process=0: frozenset(range(launcher if process else own)))
     assert cgroups.rank_cores(8) == cores
     assert len(cgroups.launcher_affinity()) == launcher
 

@@ -13,7 +13,7 @@ LIBRARIES = {"dask", "distributed", "tornado"}
 # Their classes that are made to be subclassed.
 EXTENSION_POINTS = {"SchedulerPlugin", "WorkerPlugin", "NannyPlugin", "RequestHandler", "Application"}
 # Tables that a node calls what it finds in; names that begin with ours may be added.
-TABLES = {"handlers", "stream_handlers", "extensions", "periodic_callbacks", "plugins"}
+TABLES = {"handlers", "stream_handlers", "extensions", "periodic_callbacks", "plugins", "startup_information"}
 CHANGES = {"update", "pop", "popitem", "setdefault", "clear"}
 _OWN = "feedline"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

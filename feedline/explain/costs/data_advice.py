@@ -98,18 +98,21 @@ def _reason(change: DataChange) -> str:
 
 
 def stage_parts(costs: Mapping[str, Any], changes: Sequence[DataChange] = ()) -> dict[str, tuple[str, float]]:
-    """What takes most of each stage, as words, with its share of it. costs: facts of a `CostAccount`. changes: of the
-    same blocks; small row groups are to blame for what larger ones save, if that is most of decoding."""
-    columns = {column["name"]: column["cpu_s"]["cpu_s"] for column in costs["columns"]}
+    """What takes most of each stage, as words with names in backticks, and its share of it.
+
+    costs: facts of a `CostAccount`. changes: of the same blocks; small row groups are to blame for what larger ones
+    save, if that is most of decoding.
+    """
+    columns = {_quoted(column): column["cpu_s"]["cpu_s"] for column in costs["columns"]}
     ops: dict[str, float] = {}
     for feature in costs["features"]:
         steps = [(step["op"], step["cpu_s"] / step["sharers"]) for step in feature["steps"]]
         if steps:
             name, _ = max(steps, key=lambda step: step[1])
-            ops[f"{name} of {feature['name']}"] = feature["ops_s"]["cpu_s"]
+            ops[f"{name} of {_quoted(feature)}"] = feature["ops_s"]["cpu_s"]
         else:
-            ops[feature["name"]] = feature["ops_s"]["cpu_s"]
-    encode = {feature["name"]: feature["encode_s"]["cpu_s"] for feature in costs["features"]}
+            ops[_quoted(feature)] = feature["ops_s"]["cpu_s"]
+    encode = {_quoted(feature): feature["encode_s"]["cpu_s"] for feature in costs["features"]}
     found = {}
     for stage, parts in (("decoding", columns), ("ops", ops), ("encoding", encode)):
         if (named := _largest(parts)) is not None:
@@ -121,6 +124,11 @@ def stage_parts(costs: Mapping[str, Any], changes: Sequence[DataChange] = ()) ->
         if saved >= _MOST_OF_DECODING:
             found["decoding"] = (change.subject, min(saved, 1.0))
     return found
+
+
+def _quoted(facts: Mapping[str, Any]) -> str:
+    """The name of a column or feature, which may be a word or have spaces."""
+    return f"`{facts['name']}`"
 
 
 def _largest(parts: Mapping[str, float]) -> tuple[str, float] | None:

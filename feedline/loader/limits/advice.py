@@ -12,7 +12,7 @@ from typing import Literal
 from feedline.loader.limits.run_facts import Interval
 
 AdviceKind = Literal[
-    "workers", "threads", "processes", "store", "cache", "memory", "batch",
+    "workers", "threads", "processes", "store", "cache", "memory", "window", "batch",
     "decode", "dedup", "feature", "row_groups", "op",
 ]  # fmt: skip
 
@@ -45,6 +45,7 @@ class Advice:
 
 def counted(number: float, noun: str) -> str:
     """A number with its noun: "1 core", "2 cores"."""
+    number = round(number, 1)
     return f"{number:g} {noun}" + "s" * (number != 1)
 
 

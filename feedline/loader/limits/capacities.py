@@ -41,11 +41,12 @@ def capacity_in_form(
     cached: bool,
     store_bytes_per_s: float | None = None,
 ) -> Capacity:
-    """The capacities with a form of `cluster`. cores: of the feeder's host, which workers share in two of the forms."""
+    """The capacities with a form of `cluster`. cores: of the feeder's host, which workers share in two of the forms; in
+    the others they are those of the workers' hosts, or as many as threads where these are unknown."""
     threads = max(stats.threads, 1)
     own = form in ("threads", "processes")
     return Capacity(
-        cores=cores if own else float(threads),
+        cores=cores if own else stats.cores or float(threads),
         threads=threads,
         workers=workers,
         form=form,

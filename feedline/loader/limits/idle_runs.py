@@ -22,7 +22,7 @@ def is_idle(limit: Resource, facts: RunFacts, capacity: Capacity) -> bool:
 def busy_share(resource: Resource, facts: RunFacts, capacity: Capacity) -> float:
     """The share of a resource in use, also by blocks that are not delivered yet."""
     share = facts.rows_per_s * resource.use / resource.capacity
-    if resource.name in ("threads", "memory"):
+    if resource.name in ("threads", "window"):
         share = (facts.read_s + facts.transform_s + facts.encode_s) / (resource.capacity * facts.wall_s)
     if resource.name == "cores":
         share = max(share, facts.cores_used / resource.capacity)

@@ -19,7 +19,7 @@ WAITS = 0.03  # the share of waiting up to which the trainer is the limit; the s
 _CROWDED = 0.25  # the share of their time that block threads wait for a CPU on a machine with other work
 _ALL = 0.85  # the share of the cores' time that a run uses which is alone, and limited by them
 
-ResourceName = Literal["trainer", "threads", "cores", "store", "memory", "loop", "copy"]
+ResourceName = Literal["trainer", "threads", "cores", "store", "window", "loop", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class ResourceLimits:
         change: dict[str, dict[str, float]] = {
             each.name: {stage: max(0.0, each.uses[stage] - seconds)}
             for each in self.resources
-            if each.name in ("cores", "threads", "memory") and stage in each.uses
+            if each.name in ("cores", "threads", "window") and stage in each.uses
         }
         return self.with_uses(change)
 
@@ -124,8 +124,8 @@ def _resources(facts: RunFacts, capacity: Capacity) -> Iterable[Resource]:
     cpu, busy = _block_uses(facts)
     if busy:
         yield Resource(name="threads", capacity=capacity.threads, uses=busy, unit="thread-s")
-        if capacity.window and capacity.window < capacity.threads and "memory" in capacity.window_reason:
-            yield Resource(name="memory", capacity=capacity.window, uses=busy, unit="block-s")
+        if 0 < capacity.window < capacity.threads:
+            yield Resource(name="window", capacity=capacity.window, uses=busy, unit="block-s")
     rows = max(facts.rows, 1)
     if capacity.own_cores and facts.rows:
         cpu |= {"delivery": facts.loop_cpu_s / rows, "copy": facts.copy_cpu_s / rows}

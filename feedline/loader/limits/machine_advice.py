@@ -1,4 +1,4 @@
-"""Advice on machines and settings: workers, threads or processes, the store, the cache, memory.
+"""Advice on machines and settings: workers, threads or processes, the store, the cache, blocks in flight.
 
 Runs in: whatever explains a run. Pure; no torch. Each change is predicted by the bound with the changed capacities or
 uses; the part of the bound that the run reaches today is expected of the changed run, too.
@@ -16,6 +16,7 @@ from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
 _SAVES = 0.01  # of the CPU time: less is rounding
 _WAITS = 0.2  # the share of block threads' time that waiting for a store, or for the interpreter, must take
 _MOST_THREADS = 64  # that are advised in one process: each holds a block and a decoder's buffers
+_WINDOW_OF_THREADS = 2  # blocks in flight per thread, which keep all of them busy
 _MOST_TIMES = 8  # as many workers or cores as now: beyond that, what was measured says little
 # What is read from a cache costs about a copy of it: a rule, where no block was read from one.
 _CACHED_BYTES_PER_CPU_S = 1.0e9
@@ -31,18 +32,27 @@ def machine_advice(
     yield from _processes(limits, facts, capacity, limit, noise)
     yield from _source_cache(limits, capacity, noise)
     yield from _feature_cache(limits, facts, capacity, noise)
-    if limit.name == "memory":
-        yield _advice(
-            "memory", limits, limits.without("memory"), noise,
-            change="memory: a larger share",
-            reason=f"{capacity.window} blocks have room, {capacity.threads} threads could compute",
-        )  # fmt: skip
+    if limit.name == "window":
+        yield from _more_blocks(limits, capacity, noise)
     if limit.name in ("loop", "copy"):
         halved = {"loop": {"delivery": limit.use / 2}} if limit.name == "loop" else {}
         yield _advice(
             "batch", limits, limits.with_uses(halved), noise,
             change="batch.size: twice as many rows",
             reason="the feeder's loop takes a time per step, whatever its rows",
+        )  # fmt: skip
+
+
+def _more_blocks(limits: ResourceLimits, capacity: Capacity, noise: float) -> Iterator[Advice]:
+    """More blocks in flight, where memory or a key limits them; a trainer's pace changes by itself."""
+    change = "memory: a larger share" if "memory" in capacity.window_reason else ""
+    if capacity.window_reason == "cluster.window":
+        change = f"cluster: {{window: {_WINDOW_OF_THREADS * capacity.threads}}}"
+    if change:
+        yield _advice(
+            "window" if change.startswith("cluster") else "memory", limits, limits.without("window"), noise,
+            change=change,
+            reason=f"{counted(capacity.window, 'block')} may be in flight, {capacity.threads} threads could compute",
         )  # fmt: skip
 
 
@@ -79,7 +89,7 @@ def threads_needed(limits: ResourceLimits) -> int | None:
     threads = limits.get("threads")
     if threads is None or threads.use <= 0:
         return None
-    goal = limits.without("threads", "memory").rows_per_s
+    goal = limits.without("threads", "window").rows_per_s
     efficiency = min(1.0, limits.measured / limits.rows_per_s) if limits.rows_per_s > 0 else 1.0
     trainer = limits.get("trainer")
     if trainer is not None and goal >= trainer.rows_per_s:
@@ -92,7 +102,7 @@ def _more_threads(
 ) -> Iterator[Advice]:
     """More threads where they wait; else more workers, which bring cores."""
     threads = limits.get("threads")
-    if threads is None or limit.name not in ("threads", "cores", "memory"):
+    if threads is None or limit.name not in ("threads", "cores", "window"):
         return
     is_local = capacity.form in ("threads", "processes")
     per_worker = max(1, round(capacity.threads / max(capacity.workers, 1)))
@@ -117,7 +127,7 @@ def _more_threads(
     ends = "the trainer is the limit" if has_trainer else "twice as many rows are expected, up to other limits"
     if has_trainer and workers * per_worker < needed:
         ends = "it still waits"
-    if is_local and limit.name == "cores":
+    if limit.name == "cores" and (is_local or capacity.cores < capacity.threads):
         sent = limits if capacity.form != "threads" else _with_sending(limits, facts)
         yield _other_hosts(limits, sent, capacity, workers * per_worker / capacity.threads, noise)
         return
@@ -163,11 +173,18 @@ def _other_hosts(
     threads = factor * capacity.threads
     return _advice(
         "workers", limits, sent.with_capacity({"threads": threads, "cores": factor * limit.capacity}), noise,
-        change=f"cluster: {{scheduler: tcp://…}} with workers on other hosts: {cores} cores in all",
+        change=f"{_OTHER_HOSTS[capacity.form]}: {cores} cores in all",
         reason=f"{counted(capacity.cores, 'core')} {'is' if capacity.cores == 1 else 'are'} busy"
         + (f"; with {cores} {ends}" if trainer else ""),
-        caveat="blocks that come over a network are copied once more, which is in the figure",
+        caveat="blocks that come over a network are copied once more, which is in the figure" if sent != limits else "",
     )  # fmt: skip
+
+
+_OTHER_HOSTS = {
+    **dict.fromkeys(("threads", "processes"), "cluster: {scheduler: tcp://…} with workers on other hosts"),
+    "scheduler": "workers of the scheduler on other hosts",
+    "provider": "cluster: {workers: N} on other hosts",
+}
 
 
 def _workers(count: int, form: str) -> str:
@@ -199,7 +216,7 @@ def _source_cache(limits: ResourceLimits, capacity: Capacity, noise: float) -> I
     threads = limits.get("threads")
     if threads is None or threads.use <= 0 or threads.uses["store wait"] < _WAITS * threads.use or capacity.epochs < 2:
         return
-    without = {name: {"store wait": 0.0} for name in ("threads", "memory", "store")}
+    without = {name: {"store wait": 0.0} for name in ("threads", "window", "store")}
     yield _advice(
         "store", limits, limits.with_uses(without), noise,
         change="cache: {dir: FOLDER, mode: source}",
@@ -221,7 +238,7 @@ def _feature_cache(limits: ResourceLimits, facts: RunFacts, capacity: Capacity, 
         return
     read = facts.nbytes_encoded / facts.block_rows / _CACHED_BYTES_PER_CPU_S
     uses = {"store wait": 0.0, "decoding": read, "ops": 0.0}
-    change = dict.fromkeys(("threads", "cores", "memory"), uses)
+    change = dict.fromkeys(("threads", "cores", "window"), uses)
     if cores is not None:
         change["cores"] = {"decoding": read, "ops": 0.0}
     saved = 0.0 if cores is None else cores.use - limits.with_uses(change).get("cores").use  # type: ignore[union-attr]

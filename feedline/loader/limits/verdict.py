@@ -186,7 +186,7 @@ def _sentence(
     sizes = {
         "cores": counted(capacity.cores, "core") + ", which other programs use, too" * is_crowded(facts, capacity),
         "threads": counted(capacity.threads, "thread"),
-        "memory": f"{capacity.window} blocks in memory",
+        "window": f"{counted(capacity.window, 'block')} in flight ({capacity.window_reason})",
         "store": f"{(capacity.store_bytes_per_s or 0) / 1e6:,.0f} MB/s of the store",
         "loop": "the feeder's loop, which is one thread",
         "copy": f"{capacity.copiers} threads that copy",
@@ -199,7 +199,7 @@ def _sentence(
 _OF = {
     "cores": "CPU",
     "threads": "the block threads' time",
-    "memory": "the block threads' time",
+    "window": "the block threads' time",
     "store": "the store",
     "loop": "the feeder's loop",
     "copy": "the copying",
@@ -208,7 +208,7 @@ _DESCRIPTIONS = {
     "trainer": "the trainer allows",
     "threads": "block threads allow",
     "cores": "the cores allow",
-    "memory": "`memory` allows",
+    "window": "blocks in flight allow",
     "store": "the store allows",
     "loop": "the feeder's loop allows",
     "copy": "copying into slots allows",

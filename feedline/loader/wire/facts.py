@@ -230,9 +230,10 @@ class FeederStats:
 
     `epochs`: one more than the last epoch that the trainer took to its end. `step`: the next of the `steps` of `epoch`.
     `window`: the limit of `blocks_in_flight` (0 before it is decided), and what decided it. threads: that compute
-    blocks for this trainer (0 before the first). planning_s: from a request for a plan to its answer. loop_cpu_s: of
-    the feeder's loop since the trainer connected, for all of the feeder's trainers. copy_s: of the threads that write
-    slots, with their CPU seconds. fed_s: from the trainer's first batch to its last one so far.
+    blocks for this trainer (0 before the first); cores: of workers' hosts, its part of them (0: unknown, or blocks are
+    computed by the feeder). planning_s: from a request for a plan to its answer. loop_cpu_s: of the feeder's loop since
+    the trainer connected, for all of the feeder's trainers. copy_s: of the threads that write slots, with their CPU
+    seconds. fed_s: from the trainer's first batch to its last one so far.
     """
 
     batches: int = 0
@@ -250,6 +251,7 @@ class FeederStats:
     window: int = 0
     window_reason: str = ""
     threads: int = 0
+    cores: float = 0.0
     planning_s: float = 0.0
     loop_cpu_s: float = 0.0
     copy_s: float = 0.0

@@ -47,8 +47,8 @@ class JobAnswer:
     """The scheduler's answer to a report.
 
     now_s: the scheduler's clock. virtual_start_s: of this job, in seconds of that clock. threads: this feeder's fair
-    part of the cluster's threads. workers, jobs: of the cluster. route: the workers that may compute this feeder's
-    blocks (empty: all); None: those that it has by its report.
+    part of the cluster's threads. workers, jobs: of the cluster; cores: of its hosts, each counted once. route: the
+    workers that may compute this feeder's blocks (empty: all); None: those that it has by its report.
     """
 
     now_s: float
@@ -56,7 +56,18 @@ class JobAnswer:
     threads: float
     workers: int
     jobs: int
+    cores: int = 0
     route: tuple[str, ...] | None = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCores:
+    """The cores of a worker. host: the same for all of its containers; cpus: numbers of those that the worker may run
+    on; cores: how many of them at a time, by the limits of its cgroup."""
+
+    host: str
+    cpus: tuple[int, ...]
+    cores: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

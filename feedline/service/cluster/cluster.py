@@ -225,6 +225,10 @@ class Cluster(ABC):
         """The threads that each of the feeder's trainers can count on: their equal share, rounded up."""
         return -(-self.threads() // self.trainers)
 
+    def cores_per_trainer(self) -> float:
+        """The cores of the workers' hosts that each of the feeder's trainers can count on; 0: unknown."""
+        return 0.0
+
     @property
     def fixed_window(self) -> int | None:
         return self._spec.window

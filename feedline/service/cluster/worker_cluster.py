@@ -35,6 +35,9 @@ class WorkerCluster(Cluster):
     def threads(self) -> int:
         return self.share.threads(self.connection.threads())
 
+    def cores_per_trainer(self) -> float:
+        return self.share.cores(self.threads_per_trainer(), self.connection.threads())
+
     def eligible_workers(self, *, beyond_route: bool = False) -> frozenset[str] | None:
         now_s = time.monotonic()
         if not beyond_route and (allowed := self._exclusions.allowed(self.share.route, now_s)):

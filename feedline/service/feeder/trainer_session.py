@@ -109,9 +109,10 @@ class FeederCounters(FeederStats):
         if since_s is not None and (waited_s := time.monotonic() - since_s) > _NOTABLE_S:
             logger.warning("rank %s caught up: its next batch had waited %.0f s for blocks", rank, waited_s)
 
-    def count_flight(self, blocks: int, threads: int) -> None:
-        """Note the blocks in flight, and the threads that compute them."""
-        self.blocks_in_flight, self.threads = blocks, threads
+    def count_flight(self, blocks: int, cluster: Cluster) -> None:
+        """Note the blocks in flight, and the threads and cores that compute them."""
+        self.blocks_in_flight = blocks
+        self.threads, self.cores = cluster.threads_per_trainer(), cluster.cores_per_trainer()
 
     def count_planning(self) -> None:
         """The plan that was requested is there."""
@@ -214,7 +215,7 @@ class TrainerSession:
         if decision is not None:
             _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
-        self.counters.count_flight(stream.window.in_flight, self._cluster.threads_per_trainer())
+        self.counters.count_flight(stream.window.in_flight, self._cluster)
 
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session, after the batches before it."""

@@ -30,6 +30,7 @@ from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
 from feedline.service.scheduler.job_rows import job_rows
 from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
 from feedline.service.scheduler.status_source import offer_statuses
+from feedline.service.worker_cores import count_cores
 from feedline.version import VERSION
 
 logger = logging.getLogger("feedline.scheduler")
@@ -55,6 +56,7 @@ class JobExtension(SchedulerPlugin):
         self._clock = clock or steady_clock()  # near what feeders without an answer count by
         self.book = JobBook()
         self._joined = self._left = self._lost = 0  # workers so far
+        self._cores: int | None = None  # of all hosts; None: workers have changed since they were counted
         self._statuses: dict[str, bytes] = {}  # by feeder
         self._unpacked: dict[bytes, FeederStatus] = {}  # those that somebody has looked at
         self._queue = TaskQueue(scheduler)
@@ -135,12 +137,14 @@ class JobExtension(SchedulerPlugin):
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Say that a worker has joined. Dask calls this."""
+        self._cores = None
         size = self._size()
         self._joined += 1
         logger.info("worker %s joined: %d workers, %d threads", worker, size.workers, size.threads)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: object) -> None:
         """Say that a worker has left, or is lost; of the latter, feeders hear. Dask calls this."""
+        self._cores = None
         size = self._size()
         if stimulus_id.startswith(_LOST):
             self._lost += 1
@@ -160,7 +164,9 @@ class JobExtension(SchedulerPlugin):
 
     def _size(self) -> ClusterSize:
         scheduler: Any = self._scheduler
-        return ClusterSize(workers=len(scheduler.workers), threads=int(scheduler.total_nthreads))
+        if self._cores is None:
+            self._cores = count_cores(scheduler.workers.values())
+        return ClusterSize(workers=len(scheduler.workers), threads=int(scheduler.total_nthreads), cores=self._cores)
 
 
 class _TargetHandler(RequestHandler):

@@ -29,10 +29,11 @@ _PAUSE_S = 5.0  # `tick` is called every second; a longer time between two calls
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSize:
-    """The workers of a cluster, and the threads of all of them."""
+    """The workers of a cluster, the threads of all of them, and the cores of their hosts (0: unknown)."""
 
     workers: int
     threads: int
+    cores: int = 0
 
     @property
     def threads_per_worker(self) -> float:
@@ -100,6 +101,7 @@ class JobBook:
             threads=threads,
             workers=size.workers,
             jobs=len(shares.job_threads),
+            cores=size.cores,
             route=None if report.route == route_digest(route) else tuple(sorted(route)),
         )
 

@@ -27,6 +27,7 @@ from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.service.worker.watched_worker import leave_worker, watch_worker
+from feedline.service.worker_cores import report_cores
 
 # A nanny learns its worker's address a moment after the worker may have got its first task.
 _START_S = 5.0
@@ -40,6 +41,7 @@ async def dask_setup(node: Worker | Nanny) -> None:
         _on_signal(lambda: _ask_to_leave(node))
         return
     limit_s = float(parse_timedelta(dask.config.get("feedline.worker.drain", DRAIN_S)))
+    report_cores(node)
     SchedulerWatch(node)
     steady(node.io_loop)
     departure = Departure(node, limit_s=limit_s)

@@ -34,6 +34,7 @@ from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.tls.security import security_of
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.service.worker.worker_metrics import WORKER_METRICS, WorkerState
+from feedline.service.worker_cores import report_cores
 from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_address
 from feedline.spec.monitoring_section import MetricsSpec
 
@@ -149,6 +150,7 @@ class WorkerProcess:
             if self._served is not None:
                 await forget_worker(options.scheduler, self._served, security)
             worker = self._worker(security)
+            report_cores(worker)
             try:
                 async with asyncio.timeout(None) as self._start:
                     await worker

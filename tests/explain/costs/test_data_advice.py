@@ -94,7 +94,7 @@ def test_stages_name_what_takes_most():
             {"name": "y", "ops_s": {"cpu_s": 1}, "encode_s": {"cpu_s": 0}, "steps": []},
         ],
     }
-    assert stage_parts(costs) == {"decoding": ("a and b", 0.8), "ops": ("ngram of x", 0.9)}
+    assert stage_parts(costs) == {"decoding": ("`a` and `b`", 0.8), "ops": ("ngram of `x`", 0.9)}
 
 
 def test_many_alike_are_not_named():
@@ -108,5 +108,5 @@ def test_small_row_groups_are_named_where_they_take_most_of_decoding():
     assert stage_parts(costs, [change(**small, stages={"decoding": 1.6})]) == {
         "decoding": ("row groups of 256 rows", 0.8)
     }
-    assert stage_parts(costs, [change(**small, stages={"decoding": 0.6})]) == {"decoding": ("a", 1.0)}
-    assert stage_parts(costs, [change(kind="optimize", stages={"decoding": 1.6})]) == {"decoding": ("a", 1.0)}
+    assert stage_parts(costs, [change(**small, stages={"decoding": 0.6})]) == {"decoding": ("`a`", 1.0)}
+    assert stage_parts(costs, [change(kind="optimize", stages={"decoding": 1.6})]) == {"decoding": ("`a`", 1.0)}

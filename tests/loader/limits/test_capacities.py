@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ def test_capacities_by_the_form_of_the_cluster(
     found = capacity_of(spec_with(cluster=cluster), STATS, cores=2.0)
     assert (found.form, found.workers, found.cores, found.own_cores) == (form, workers, cores, own)
     assert (found.threads, found.window, found.window_reason) == (6, 3, "`memory` has room")
+    known = capacity_of(spec_with(cluster=cluster), replace(STATS, cores=1.5), cores=2.0)
+    assert known == replace(found, cores=2.0 if own else 1.5), "cores that workers have sent"
 
 
 def test_the_workers_of_a_running_cluster_count_more_than_those_of_the_file() -> None:

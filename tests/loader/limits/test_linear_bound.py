@@ -73,12 +73,12 @@ def test_resources_of_a_run_are_what_its_rows_use():
     assert apart.rows_per_s == pytest.approx(2 * 2000 / 8)
 
 
-def test_memory_limits_threads_that_have_no_block():
+@pytest.mark.parametrize(("window", "binding"), [(0, "threads"), (2, "window"), (7, "window"), (8, "threads")])
+def test_blocks_in_flight_limit_threads_that_have_none(window: int, binding: str):
     facts = RunFacts(wall_s=1.0, rows=100, blocks=1, block_rows=100, transform_s=1.0, transform_cpu_s=1.0)
-    few = Capacity(cores=8, threads=8, window=2, window_reason="`memory` has room for 2 blocks")
-    assert limits_of(facts, few).binding.name == "memory"
-    other = Capacity(cores=8, threads=8, window=2, window_reason="cluster.window")
-    assert limits_of(facts, other).get("memory") is None
+    limits = limits_of(facts, Capacity(cores=64, threads=8, window=window))
+    assert limits.binding.name == binding
+    assert limits.rows_per_s == 100 * (window if binding == "window" else 8)
 
 
 def test_ratio_keeps_the_part_of_the_bound_that_was_reached():

@@ -44,6 +44,23 @@ def test_sleeping_ops_get_as_many_workers_as_the_trainer_needs(staged: Staged):
     assert first.rows_interval.low < 2.5 < first.rows_interval.high
 
 
+@pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        ("scheduler", "workers of the scheduler on other hosts: 5 cores in all"),
+        ("provider", "cluster: {workers: N} on other hosts: 5 cores in all"),
+    ],
+)
+def test_workers_that_share_busy_cores_get_other_hosts(staged: Staged, form: str, change: str):
+    """Two cores deliver 1 M rows/s to a trainer that takes 2.5 M: workers on the same host would gain nothing."""
+    capacity = Capacity(cores=2, threads=8, workers=4, form=form, own_cores=False)
+    verdict = judge([staged(wait_s=0.6, ops_s=2.0)], capacity)
+    assert verdict.limit == "cores"
+    assert verdict.sentence.endswith("with 2 cores.")
+    assert (verdict.advice[0].change, verdict.advice[0].caveat) == (change, "")
+    assert verdict.advice[0].rows_ratio == pytest.approx(2.5)
+
+
 def test_waiting_threads_get_more_threads(staged: Staged):
     first = judge([staged(wait_s=0.75, decode_s=0.2, fetch_s=1.8)], Capacity(cores=2, threads=2)).advice[0]
     assert (first.kind, first.change) == ("threads", "cluster: {threads: 8}")

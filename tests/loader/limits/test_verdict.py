@@ -67,12 +67,23 @@ def test_ops_that_sleep_in_a_starved_cluster(staged: Staged):
     assert verdict.advice[0].kind == "workers"
 
 
-def test_memory_for_fewer_blocks_than_threads(staged: Staged):
-    capacity = Capacity(cores=64, threads=8, window=2, window_reason="`memory` has room for 10 MB of blocks")
+@pytest.mark.parametrize(
+    ("reason", "kind", "change"),
+    [
+        ("`memory` has room for 10 MB of blocks", "memory", "memory: a larger share"),
+        ("cluster.window", "window", "cluster: {window: 16}"),
+        ("the trainer uses up a block in 1 s", None, None),  # which follows its pace
+    ],
+)
+def test_fewer_blocks_in_flight_than_threads(staged: Staged, reason: str, kind: str | None, change: str | None):
+    capacity = Capacity(cores=64, threads=8, window=2, window_reason=reason)
     verdict = judge([staged(wait_s=0.6, ops_s=1.9)], capacity)
-    assert verdict.limit == "memory"
-    assert verdict.advice[0].kind == "memory"
-    assert verdict.advice[0].rows_ratio == pytest.approx(1 / 0.4)  # until the trainer is the limit
+    assert verdict.limit == "window"
+    assert verdict.sentence.endswith(f"with 2 blocks in flight ({reason}).")
+    first = next(iter(verdict.advice), None)
+    assert (first and first.kind, first and first.change) == (kind, change)
+    if first is not None:
+        assert first.rows_ratio == pytest.approx(1 / 0.4)  # until the trainer is the limit
 
 
 def test_the_feeders_loop(staged: Staged):

@@ -16,8 +16,10 @@ from pipelines import PATIENCE_S, eventually
 from processes import ended, ended_here, feedline, free_port, running
 from schedulers import workers_now
 
+from feedline.resources.cgroups import available_cores
 from feedline.resources.instructions import DISABLE, cpu_environment
 from feedline.service.worker.worker_process import worker_environment
+from feedline.service.worker_cores import count_cores
 
 PRELOAD = "feedline.service.worker.preload"
 
@@ -77,6 +79,9 @@ def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(
             )
             ours.line(f"worker tcp://localhost:{port} serves {address}")
             client.wait_for_workers(2, timeout=60)
+            cpus = len(os.sched_getaffinity(0))
+            cores = count_cores(second.scheduler.workers.values())
+            assert cores == min(cpus, 2 * available_cores()), "those of one host"
             tasks = [client.submit(work, 0.5, pure=False) for _ in range(2)]
             assert eventually(lambda: record.exists() and len(record.read_text().split()) == 2)
             for program in (ours, other):

@@ -67,6 +67,10 @@ class FairShare:
             return all_threads
         return max(1, min(all_threads, math.ceil(self.answer.threads - 1e-6)))
 
+    def cores(self, threads: int, all_threads: int) -> float:
+        """The cores of the cluster's hosts that so many of all threads can count on; 0: unknown."""
+        return 0.0 if self.answer is None else self.answer.cores * min(1.0, threads / all_threads)
+
     def now_s(self, clock_s: float, host_s: float) -> float:
         """The scheduler's clock. clock_s: that of `update`, host_s: seconds since 1970, by this host."""
         return host_s + self._offset_s if self.answer is None else self.answer.now_s + clock_s - self._answered_s
