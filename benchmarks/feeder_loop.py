@@ -59,7 +59,14 @@ class ReadyBlocks(ThreadCluster):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(
-            ClusterSpec(dashboard=False), threads=2, scratch=None, early=True, elastic=False, report=None, code=()
+            ClusterSpec(dashboard=False),
+            threads=2,
+            scratch=None,
+            early=True,
+            elastic=False,
+            report=None,
+            metrics=None,
+            code=(),
         )
         schedule = plan.schedule(0)
         requests = [plan.request(block, 0) for lane in range(plan.lanes) for block in schedule.blocks(lane)]
