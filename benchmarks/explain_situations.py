@@ -289,7 +289,7 @@ _CLUSTER = {"cluster": {"workers": 1, "threads": 1, "dashboard": False}}
 SITUATIONS: dict[str, Callable[[Path, bool], Any]] = {
     "slow store": _slow_store,
     "heavy list decode": _costly(listed_columns(80), ("decoding",), "feature", _HIST, _drop, _MODULO, advised="remove"),
-    "heavy op": _costly(listed_columns(40, 10**6), ("ops",), "op", ("sigrid_hash of hist",), _without_op, _SIGRID),
+    "heavy op": _costly(listed_columns(40, 10**6), ("ops",), "op", ("sigrid_hash of `hist`",), _without_op, _SIGRID),
     "slow trainer": _slow_trainer,
     "one core": _one_core,
     "starved cluster": _starved("workers", **_CLUSTER),

@@ -34,6 +34,8 @@ _RESERVE_BYTES = 256 * 2**20
 # waits for the interpreter: the threads beside it hold it for up to 5 ms each, several in turn.
 _SLOTS, _MOST_SLOTS = 4, 32
 _LOOP_PAUSE_S = 0.02
+# Clocks tell no shorter step.
+_LEAST_STEP_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ def _needed(load: Load, limits: WindowLimits) -> tuple[int, str]:
     open_blocks, threads, busy = limits.open_blocks, load.threads, _busy(load.threads, load.block_bytes)
     if not load.step_s or not load.block_s:
         return open_blocks + min(threads, _FIRST_AHEAD), "the pace is not known yet"
-    use_s = load.step_s / load.blocks_per_step
+    use_s = max(load.step_s, _LEAST_STEP_S) / load.blocks_per_step
     pace = f"the trainer uses up a block in {use_s:.2g} s, workers take {load.block_s:.2g} s"
     if _is_behind(load):
         on = "one thread" if threads == 1 else f"each of {threads} threads"
@@ -147,7 +149,7 @@ def _slots(load: Load) -> int:
     """The slots that last for a pause of the feeder's loop."""
     if not load.step_s or _is_behind(load):
         return _SLOTS
-    return min(_MOST_SLOTS, max(_SLOTS, _SLOTS - 1 + math.ceil(_LOOP_PAUSE_S / load.step_s)))
+    return min(_MOST_SLOTS, max(_SLOTS, _SLOTS - 1 + math.ceil(_LOOP_PAUSE_S / max(load.step_s, _LEAST_STEP_S))))
 
 
 class Window:

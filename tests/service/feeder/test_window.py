@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from feedline.service.feeder.window import PATIENCE, Decision, Load, Window, WindowLimits, decide_window, window_bounds
 
@@ -116,6 +116,7 @@ LOADS = st.builds(
 
 
 @given(st.lists(LOADS, min_size=1, max_size=3 * PATIENCE), st.integers(1, 64), st.integers(MB, 8 * GB))
+@example([load(step_s=5e-324)], 1, MB)
 def test_the_window_is_bounded_and_within_memory(loads: list[Load], lanes: int, memory_bytes: int):
     decision = decide_window(loads, WindowLimits(open_blocks=lanes, memory_bytes=memory_bytes))
     assert lanes <= decision.blocks <= lanes + 4 * max(each.threads for each in loads)

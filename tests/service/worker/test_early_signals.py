@@ -85,7 +85,7 @@ class StartingWorker:
     io_loop, address = SimpleNamespace(), ADDRESS
 
     def __init__(self, start_s: float) -> None:
-        self._start_s = start_s
+        self._start_s, self.startup_information = start_s, dict[str, Any]()
 
     def __await__(self) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -94,6 +94,9 @@ class StartingWorker:
 
 class RefusedWorker:
     """Fails as Dask's workers do when the scheduler knows one of their name."""
+
+    def __init__(self) -> None:
+        self.startup_information = dict[str, Any]()
 
     def __await__(self) -> Any:
         raise RuntimeError("Worker failed to start.") from ValueError("name taken")
