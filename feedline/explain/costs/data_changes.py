@@ -313,7 +313,6 @@ def _deduplicated(plan: Plan, sample: BlockSample) -> list[_Trial]:
 _CHEAPER = {
     "python": "a built-in op, or an expression",
     "expr": "a built-in op, where one computes the same",
-    "sigrid_hash": "hash_bucket, which gives other ids",
     "ngram": "shorter lists before it: first_x",
     "cartesian": "shorter lists before it: first_x",
 }
