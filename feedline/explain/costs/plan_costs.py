@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -68,7 +67,7 @@ class ChosenSource:
         return replace(costs, changes=changes, source=self.name, step_share=self.step_share)
 
 
-def main(arguments: Sequence[str] = ()) -> int:
+def main() -> int:
     """Measure what standard input asks for; facts go to standard output."""
     request = json.load(sys.stdin)
     with contextlib.suppress(OSError):
