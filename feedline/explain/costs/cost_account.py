@@ -11,16 +11,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
-from feedline.blocks.compute import run_block
+import numpy as np
+
 from feedline.blocks.jobs import compile_job
 from feedline.errors import PlanError
 from feedline.explain.costs.column_costs import ColumnCost, DecodeCosts, measure_decoding
 from feedline.explain.costs.cpu_time import NO_CPU, ROUNDS, CpuBudget, CpuEstimate, estimate, measure_in_turn
 from feedline.explain.costs.pass_costs import PassCosts, measure_passes
-from feedline.explain.costs.sampled_blocks import BlockSample, sample_blocks
+from feedline.explain.costs.sampled_blocks import (
+    STAGES,
+    BlockSample,
+    StageSeconds,
+    run_sample,
+    sample_blocks,
+    stage_seconds,
+)
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.planning.plan import Plan
@@ -51,8 +58,8 @@ class CostAccount:
     """All of a plan's features, per million rows, and the whole that they are parts of.
 
     shared_s: what is no feature's own, of decoding, of passes and of the order of rows; block_s: of whole blocks as
-    tasks compute them, of which the parts that were measured are `accounted_s`. rows: of the sample; epoch_rows: that
-    one epoch has.
+    tasks compute them, of which the parts that were measured are `accounted_s`. stages: the time of blocks in decoding,
+    ops and encoding. rows: of the sample; epoch_rows: that one epoch has.
     """
 
     rows: int
@@ -62,6 +69,7 @@ class CostAccount:
     decoding: DecodeCosts
     passes: PassCosts
     block_s: CpuEstimate
+    stages: Mapping[str, float]
     measuring_s: float
 
     @property
@@ -90,6 +98,7 @@ class CostAccount:
             "epoch_rows": self.epoch_rows,
             "measuring_s": self.measuring_s,
             "block_s": asdict(self.block_s),
+            "stages": dict(self.stages),
             "decode_s": asdict(self.decoding.whole),
             "pass_s": asdict(self.passes.whole),
             "shared_s": self.shared_s,
@@ -137,7 +146,14 @@ def measure_costs(
     compiled = compile_job(sample.job)
     third = CpuBudget(budget_s / 3)
     qualities: list[Quality] = []
-    works = [partial(_run_blocks, sample, qualities)]
+    stages: list[StageSeconds] = []
+
+    def run() -> None:
+        results = run_sample(sample, packed=False)
+        qualities[:] = [result.quality for result in results]
+        stages.append(stage_seconds(results))
+
+    works = [run]
     blocks = measure_in_turn(works, third, rounds=rounds)[:, 0] * sample.per_million
     decoding = measure_decoding(sample, compiled, plan.snapshot, CpuBudget(budget.left_s / 2), rounds=rounds)
     passes = measure_passes(sample, compiled, CpuBudget(budget.left_s), rounds=rounds)
@@ -149,12 +165,15 @@ def measure_costs(
         decoding=decoding,
         passes=passes,
         block_s=estimate(blocks),
+        stages=_divided(float(np.median(blocks)), stages[-len(blocks) :]),
         measuring_s=budget.used_s,
     )
 
 
-def _run_blocks(sample: BlockSample, qualities: list[Quality]) -> None:
-    qualities[:] = [run_block(sample.job, each, "explain", packed=False).quality for each in sample.requests]
+def _divided(block_s: float, rounds: Sequence[StageSeconds]) -> dict[str, float]:
+    """The time of blocks by stages. All rounds together: what Polars' pool takes is counted late, but not twice."""
+    sums = np.sum(rounds, axis=0)
+    return dict(zip(STAGES, (block_s * sums / max(sums.sum(), 1e-12)).tolist(), strict=True))
 
 
 def _problems(quality: Quality, schema: BatchSchema) -> dict[str, float]:

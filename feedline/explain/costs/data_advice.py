@@ -1,7 +1,8 @@
 """Turn measured changes of data and features into advice: how many rows per second each would give, by the bound.
 
 Runs in: the process of `feedline explain`. Pure. Changes were measured in another process than the run: the CPU time of
-the run's blocks is taken as it was measured there, and the part that a change saves of it as it was measured here.
+the run's blocks is taken as it was measured there, and the part that a change saves of each stage of it as it was
+measured here.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ def advice_on_data(changes: Sequence[DataChange], facts: RunFacts, capacity: Cap
 
 
 def _advice(change: DataChange, limits: ResourceLimits, facts: RunFacts) -> Advice:
-    run_s = facts.block_cpu_s / facts.block_rows * 1e6 if facts.block_rows else 0.0
-    scale = run_s / change.before_s if run_s and change.before_s else 1.0
+    stages = _gains_of_run(change, facts)
+    measured_s = sum(change.stages.values())
+    scale = sum(stages.values()) / measured_s if measured_s else 1.0
     gain = change.gain_s.scaled(scale)
-    low, high = (_rows_ratio(change, limits, facts, scale * share) for share in _extremes(change))
+    low, high = (_rows_ratio(change, limits, facts, stages, part) for part in _extremes(change))
     return Advice(
         kind=_KINDS[change.kind],
         change=change.how,
         reason=_reason(change),
-        rows_ratio=_rows_ratio(change, limits, facts, scale),
+        rows_ratio=_rows_ratio(change, limits, facts, stages),
         rows_interval=Interval(low=low, high=high),
         cpu_s_saved=gain.cpu_s,
         cpu_interval=Interval(low=gain.low, high=gain.high),
@@ -58,11 +60,24 @@ def _extremes(change: DataChange) -> tuple[float, float]:
     return (change.gain_s.low / gain, change.gain_s.high / gain) if gain else (1.0, 1.0)
 
 
-def _rows_ratio(change: DataChange, limits: ResourceLimits, facts: RunFacts, scale: float) -> float:
-    """Rows per second with the change over those of now."""
+def _gains_of_run(change: DataChange, facts: RunFacts) -> dict[str, float]:
+    """CPU seconds per million rows that each stage of the run gains."""
+    rows = max(facts.block_rows, 1) / 1e6
+    taken = {"decoding": facts.read_cpu_s, "ops": facts.transform_cpu_s, "encoding": facts.encode_cpu_s}
+    found = dict(change.stages)
+    for stage, before_s in change.before.items():
+        if before_s > 0 and taken[stage] > 0 and stage in found:
+            found[stage] = taken[stage] / rows * min(1.0, found[stage] / before_s)
+    return found
+
+
+def _rows_ratio(
+    change: DataChange, limits: ResourceLimits, facts: RunFacts, stages: Mapping[str, float], part: float = 1.0
+) -> float:
+    """Rows per second with the change over those of now. stages: gains of the run; part: of them."""
     changed = limits
-    for stage, gain_s in change.stages.items():
-        changed = changed.saving(stage, gain_s * scale / 1e6)
+    for stage, gain_s in stages.items():
+        changed = changed.saving(stage, gain_s * part / 1e6)
     kept = _bytes_kept(change, facts)
     uses: dict[str, dict[str, float]] = {
         each.name: {"store wait": each.uses["store wait"] * kept}

@@ -20,7 +20,6 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.errors import FeedlineError
@@ -34,7 +33,14 @@ from feedline.explain.costs.rewritten_blocks import (
     rewrite_sample,
     scratch_folder,
 )
-from feedline.explain.costs.sampled_blocks import BlockSample, bare_job
+from feedline.explain.costs.sampled_blocks import (
+    STAGES,
+    BlockSample,
+    StageSeconds,
+    bare_job,
+    run_sample,
+    stage_seconds,
+)
 from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.plan import Plan
 from feedline.spec.dedup_section import DedupSpec
@@ -42,7 +48,6 @@ from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.dedup_groups import assign_groups
 from feedline.warehouse.cache.cache_folder import CacheRef
 
-STAGES = ("decoding", "ops", "encoding")
 _FEATURES = 3  # that are dropped or shortened, each by itself
 _LEAST_SHARE = 0.05  # of the CPU time that a feature or an op must take to be tried
 _SHORTENS = ("first_x", "list_slice", "pad")  # ops that bound the length of lists
@@ -96,40 +101,36 @@ def find_changes_of_data(
                     candidates += make(stack.enter_context(scratch_folder()))
         measured = _measure(sample, candidates, budget, rounds)
     heavy = _heavy_ops(account) if only is None or "op" in only else []
-    return sorted((each for each in [*measured, *heavy] if each.is_worthwhile), key=lambda each: -each.gain_s.cpu_s)
+    found = (replace(each, before=account.stages) for each in [*measured, *heavy] if each.is_worthwhile)
+    return sorted(found, key=lambda each: -each.gain_s.cpu_s)
 
 
 def _measure(sample: BlockSample, candidates: Sequence[_Trial], budget: CpuBudget, rounds: int) -> list[DataChange]:
     if not candidates:
         return []
     samples = [sample, *(candidate.sample for candidate in candidates)]
-    stages: list[list[NDArray[np.float64]]] = [[] for _ in samples]
-    works = [lambda each=each, own=own: own.append(run_sample(each)) for each, own in zip(samples, stages, strict=True)]
+    stages: list[list[StageSeconds]] = [[] for _ in samples]
+
+    def run(index: int) -> None:
+        stages[index].append(stage_seconds(run_sample(samples[index], packed=True)))
+
+    works = [partial(run, index) for index in range(len(samples))]
     seconds = measure_in_turn(works, budget, rounds=rounds) * sample.per_million
-    before = float(np.median(seconds[:, 0]))
+    before_s = float(np.median(seconds[:, 0]))
     medians = [np.median(own[-len(seconds) :], axis=0) for own in stages]
     found = []
     for index, candidate in enumerate(candidates, start=1):
         gain_s = estimate(seconds[:, 0] - seconds[:, index])
         parts = _parts_of(gain_s.cpu_s, medians[0] - medians[index])
-        found.append(replace(candidate.change, gain_s=gain_s, before_s=before, stages=parts))
+        found.append(replace(candidate.change, gain_s=gain_s, before_s=before_s, stages=parts))
     return found
 
 
-def _parts_of(gain_s: float, stages: NDArray[np.float64]) -> dict[str, float]:
+def _parts_of(gain_s: float, stages: StageSeconds) -> dict[str, float]:
     """A gain by the stages that gain."""
     gains = np.maximum(stages, 0.0)
     shares = gains / gains.sum() if gains.sum() > 0 else np.full(len(STAGES), 1 / len(STAGES))
     return dict(zip(STAGES, (gain_s * shares).tolist(), strict=True))
-
-
-def run_sample(sample: BlockSample) -> NDArray[np.float64]:
-    """Compute the blocks of a sample, and pack their rows as a slot has them; CPU seconds: float64 [stages]."""
-    found = np.zeros(len(STAGES))
-    for request in sample.requests:
-        result = run_block(sample.job, request, "explain", packed=True)
-        found += [result.read_cpu_s, result.transform_cpu_s, result.encode_cpu_s]
-    return found
 
 
 def _costly(account: CostAccount, *, groups: Collection[str] | None = None) -> list[FeatureAccount]:
@@ -271,7 +272,7 @@ def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Trial]:
         return []
     ref = CacheRef(folder=str(folder / "cache"), size=1 << 40, free=0, shared=False, write_budget=None)
     cached = replace(sample, job=replace(sample.job, cache=ref))
-    run_sample(cached)
+    run_sample(cached, packed=True)
     nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     change = DataChange(
         kind="cache",
@@ -319,15 +320,19 @@ _CHEAPER = {
 
 
 def _heavy_ops(account: CostAccount) -> list[DataChange]:
-    """Ops that take much of a block: what they cost is the most that another op could gain."""
+    """Ops that take much of a block: what they cost is the most that another op could gain.
+
+    Passes tell an op's part of all ops; what those take is taken from whole blocks, which vary less.
+    """
     found = []
     before = account.block_s.cpu_s
+    scale = account.stages["ops"] / max(account.passes.ops_s, 1e-12)
     for cost in account.passes.features:
         for step in cost.steps:
-            own = step.cpu_s / step.sharers
+            own = scale * step.cpu_s / step.sharers
             if own < 2 * _LEAST_SHARE * before:
                 continue
-            part = own / max(cost.ops_s.cpu_s, 1e-12)
+            gain_s = cost.ops_s.scaled(min(own / max(cost.ops_s.cpu_s, 1e-12), scale))
             shared = f", shared by {step.sharers} features" if step.sharers > 1 else ""
             found.append(
                 DataChange(
@@ -335,10 +340,10 @@ def _heavy_ops(account: CostAccount) -> list[DataChange]:
                     subject=f"{step.op} of {cost.name}",
                     how=f"replace {step.op} of {cost.name} by {_CHEAPER.get(step.op, 'an op that costs less')}{shared}",
                     loses="this is the most that it gains: another op costs something, too",
-                    gain_s=cost.ops_s.scaled(min(part, 1.0)),
+                    gain_s=gain_s,
                     before_s=before,
                     is_measured=False,
-                    stages={"ops": cost.ops_s.cpu_s * min(part, 1.0)},
+                    stages={"ops": gain_s.cpu_s},
                 )
             )
     return found

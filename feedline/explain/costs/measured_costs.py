@@ -21,7 +21,7 @@ class DataChange:
     """A change and what it gains, per million rows. subject: the feature, op or group. how: what to do. loses: what is
     given up. before_s, after_s: CPU seconds of blocks. saved_bytes: compressed ones less to read; disk_bytes: of an
     epoch, to keep. is_measured: on blocks; else from the account of costs. from_epoch: the first that gains. stages:
-    the gain of decoding, ops and encoding.
+    the gain of decoding, ops and encoding; before: what they took (empty: unknown).
     """
 
     kind: ChangeKind
@@ -35,6 +35,7 @@ class DataChange:
     is_measured: bool = True
     from_epoch: int = 0
     stages: Mapping[str, float] = field(default_factory=dict)
+    before: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
@@ -46,10 +47,11 @@ class DataChange:
         return asdict(self)
 
     def in_mix(self, share: float) -> Self:
-        """The change among all sources. share: of the rows of a step, which its own source has."""
+        """The change among all sources. share: of the rows of a step, which its own source has. A run tells what blocks
+        of all sources take: not what those of one took."""
         stages = {stage: share * gain_s for stage, gain_s in self.stages.items()}
         saved = share * self.saved_bytes
-        return replace(self, gain_s=self.gain_s.scaled(share), stages=stages, saved_bytes=saved)
+        return replace(self, gain_s=self.gain_s.scaled(share), stages=stages, before={}, saved_bytes=saved)
 
     @property
     def share(self) -> float:

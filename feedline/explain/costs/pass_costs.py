@@ -66,12 +66,13 @@ class PassCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCosts:
-    """CPU seconds per million rows. shared: of every pass; whole: of all features as a run computes them. order: of the
-    rows of blocks, which is no part of passes."""
+    """CPU seconds per million rows. shared: of every pass; whole: of all features as a run computes them, of which ops
+    take `ops_s`. order: of the rows of blocks, which is no part of passes."""
 
     features: tuple[PassCost, ...]
     shared: CpuEstimate
     whole: CpuEstimate
+    ops_s: float
     order: CpuEstimate = NO_CPU
 
     @property
@@ -118,8 +119,13 @@ def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget
                     is_measured=len(group) == 1,
                 )
             )
+    whole = estimate(seconds[:, 0])
     return PassCosts(
-        features=tuple(found), shared=estimate(shared), whole=estimate(seconds[:, 0]), order=estimate(ordering[:, 0])
+        features=tuple(found),
+        shared=estimate(shared),
+        whole=whole,
+        ops_s=whole.cpu_s * together.ops_share(),
+        order=estimate(ordering[:, 0]),
     )
 
 

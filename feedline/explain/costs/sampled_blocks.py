@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import BlockEncoder, StageClock
+from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.ordering.row_order import chunk_order, ordered_rows
 from feedline.blocks.piece_chunks import piece_chunks
-from feedline.blocks.request import BlockRequest, Job, PieceRequest
+from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import PlanError
 from feedline.loader.encoding.encode import can_order
 from feedline.planning.plan import Plan
 from feedline.spec.features import FeatureSpec
 from feedline.warehouse.reading.fragment import Chunk
 
+StageSeconds: TypeAlias = NDArray[np.float64]  # [stages]: CPU seconds of decoding, ops, encoding
+
+STAGES = ("decoding", "ops", "encoding")
 BLOCKS = 2
 _MOST_ROWS = 65_536  # of a block: more of them cost time, and tell nothing else
 
@@ -82,6 +87,19 @@ def _shorten(request: BlockRequest) -> BlockRequest:
         if missing <= 0:
             break
     return replace(request, pieces=tuple(pieces), rows=_MOST_ROWS - missing)
+
+
+def run_sample(sample: BlockSample, *, packed: bool) -> list[BlockResult]:
+    """Compute the blocks of a sample. packed: their rows, as a slot has them."""
+    return [run_block(sample.job, request, "explain", packed=packed) for request in sample.requests]
+
+
+def stage_seconds(results: Sequence[BlockResult]) -> StageSeconds:
+    """What blocks took."""
+    found: StageSeconds = np.array(
+        [(each.read_cpu_s, each.transform_cpu_s, each.encode_cpu_s) for each in results]
+    ).sum(axis=0)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

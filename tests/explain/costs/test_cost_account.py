@@ -36,7 +36,7 @@ def passes(**features: tuple[float, float]) -> PassCosts:
         PassCost(name=name, ops_s=cpu(ops), encode_s=cpu(encode), alone_s=ops)
         for name, (ops, encode) in features.items()
     ]
-    return PassCosts(features=tuple(found), shared=cpu(0.25), whole=cpu(5), order=cpu(0.125))
+    return PassCosts(features=tuple(found), shared=cpu(0.25), whole=cpu(5), ops_s=4.0, order=cpu(0.125))
 
 
 def test_columns_are_paid_by_all_features_that_read_them(tmp_path: Path):
@@ -67,6 +67,7 @@ def test_the_difference_is_a_part_of_the_account(tmp_path: Path):
         decoding=cost,
         passes=passed,
         block_s=cpu(30.0),
+        stages={"decoding": 15.0, "ops": 10.0, "encoding": 5.0},
         measuring_s=1.0,
     )
     assert account.shared_s == 0.5 + 0.25 + 0.125
@@ -88,6 +89,8 @@ def test_measured_accounts_name_the_heavy_feature_and_nearly_add_up(tmp_path: Pa
     assert max(shares, key=shares.__getitem__) == "hist"
     assert shares["hist"] > 0.5
     assert abs(account.difference_s) < 0.4 * account.block_s.cpu_s
+    assert sum(account.stages.values()) == pytest.approx(account.block_s.cpu_s)
+    assert account.stages["decoding"] > 0.5 * account.decoding.whole.cpu_s
     assert account.measuring_s > 0
 
 

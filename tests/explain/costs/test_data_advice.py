@@ -10,7 +10,7 @@ import pytest
 from feedline.explain.costs.cpu_time import CpuEstimate
 from feedline.explain.costs.data_advice import advice_on_data, stage_parts
 from feedline.explain.costs.measured_costs import DataChange
-from feedline.loader.limits.run_facts import Capacity, RunFacts
+from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
 
 # 2 CPU-s per million rows on two cores: a million rows per second.
 FACTS = RunFacts(
@@ -53,10 +53,22 @@ def test_half_the_cpu_time_is_twice_the_rows():
     assert "50%" in advice.reason
 
 
-def test_gains_are_parts_of_what_the_run_takes():
-    [advice] = advice_on_data([change(before_s=4.0)], FACTS, TWO)
-    assert advice.cpu_s_saved == pytest.approx(0.5)
-    assert advice.rows_ratio == pytest.approx(2 / 1.5)
+def test_gains_are_parts_of_what_each_stage_of_the_run_takes():
+    [advice] = advice_on_data([change(before={"decoding": 2.4, "ops": 0.3, "encoding": 0.2})], FACTS, TWO)
+    # Decoding of the run takes 1.2 of which a third is gained, ops 0.6 of which two thirds are.
+    assert advice.cpu_s_saved == pytest.approx(0.4 + 0.4)
+    assert advice.cpu_interval == Interval(low=pytest.approx(0.64), high=pytest.approx(0.96))
+    assert advice.rows_ratio == pytest.approx(2 / 1.2)
+
+
+def test_no_stage_gains_more_than_the_run_takes_in_it():
+    [advice] = advice_on_data([change(stages={"ops": 1.0}, before={"ops": 0.9})], FACTS, TWO)
+    assert advice.cpu_s_saved == pytest.approx(0.6)
+
+
+def test_a_stage_that_was_not_measured_gains_what_the_sample_gained():
+    [advice] = advice_on_data([change(before={"decoding": 0.0, "ops": 0.4})], FACTS, TWO)
+    assert advice.cpu_s_saved == pytest.approx(0.8 + 0.3)
 
 
 def test_a_slow_store_gains_by_bytes():

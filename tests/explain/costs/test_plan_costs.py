@@ -29,7 +29,15 @@ def test_a_source_is_chosen_by_name_or_by_its_rows_of_a_step(tmp_path: Path):
     assert [(each.name, each.step_share) for each in found] == [("clicks", 0.8), ("clicks", 0.8), ("views", 0.2)]
     assert [plan.sources.index(each.plan) for each in found] == [0, 0, 1]
     change = DataChange(
-        kind="drop", subject="x", how="", gain_s=CpuEstimate(1.0, 0.5, 1.5), before_s=2.0, stages={"ops": 1.0}
+        kind="drop",
+        subject="x",
+        how="",
+        gain_s=CpuEstimate(1.0, 0.5, 1.5),
+        before_s=2.0,
+        stages={"ops": 1.0},
+        before={"ops": 2.0},
     )
     [weighted] = found[2].in_mix(MeasuredCosts(account={}, changes=(change,))).changes
     assert (weighted.share, weighted.gain_s.low, weighted.stages) == (0.1, 0.1, {"ops": 0.2})
+    # The run's blocks are those of both sources: what it takes is no measure of one.
+    assert weighted.before == {}

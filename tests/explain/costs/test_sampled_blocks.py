@@ -14,7 +14,14 @@ from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.errors import PlanError
 from feedline.explain.costs import sampled_blocks
-from feedline.explain.costs.sampled_blocks import bare_job, decode_block, encode_block, sample_blocks
+from feedline.explain.costs.sampled_blocks import (
+    bare_job,
+    decode_block,
+    encode_block,
+    run_sample,
+    sample_blocks,
+    stage_seconds,
+)
 
 
 def test_samples_are_blocks_of_the_epoch(tmp_path: Path):
@@ -64,6 +71,15 @@ def test_passes_give_what_tasks_compute(tmp_path: Path, shuffle: dict[str, int] 
         assert sorted(decoded.index.tolist()) == list(range(rows))
     else:
         assert decoded.index is None
+
+
+def test_stages_are_those_of_all_blocks(tmp_path: Path):
+    sample = sample_blocks(costly_plan(tmp_path, files=3, shuffle={"seed": 1, "window_rows": 8_192}), 2)
+    results = run_sample(sample, packed=False)
+    assert len(results) == 2
+    taken = stage_seconds(results).tolist()
+    assert taken[0] == sum(each.read_cpu_s for each in results) > 0
+    assert taken[1:] == [sum(each.transform_cpu_s for each in results), sum(each.encode_cpu_s for each in results)]
 
 
 def test_bare_jobs_have_no_cache(tmp_path: Path):
