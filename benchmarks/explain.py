@@ -1,6 +1,6 @@
 """Stage situations of which the bottleneck is known, ask for the verdict, take its advice, and measure again.
 
-    python benchmarks/explain.py                 all situations, one after another: about fifteen minutes
+    python benchmarks/explain.py                 all situations, one after another: about twenty minutes
     python benchmarks/explain.py --only STORE    those whose name has this word; repeatable
     python benchmarks/explain.py --eight         the eight bottlenecks that the verdict must name
     python benchmarks/explain.py --tiny          small and short, to see that it runs: figures say nothing
@@ -48,7 +48,7 @@ _WARM_UP, _SAMPLES = 4, 10  # samples that are left out until all workers have c
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """How long to measure. seconds: of a run; cost_s: CPU seconds of measuring costs; rounds: runs before and after a
-    change of data, in turn."""
+    change, in turn."""
 
     seconds: float = 8.0
     cost_s: float = 20.0
@@ -146,17 +146,22 @@ def _is_cpu(staged: Staged) -> bool:
 
 
 def _measure_gain(staged: Staged, before: Explanation, path: Path, changed: Path, effort: Effort) -> float:
-    """Rows per second after the change over those before; or CPU seconds before less those after, in turn."""
-    if not _is_cpu(staged):
-        with on_cores(staged.cores_after):
-            after = explain_run(changed, staged.step_s, effort.seconds)
-        return after.slowest.verdict().rows_per_s / before.slowest.verdict().rows_per_s
-    old, new = [block_cpu_s(before)], list[float]()
-    for number in range(effort.rounds):
-        new.append(block_cpu_s(explain_run(changed, staged.step_s, effort.seconds)))
-        if number + 1 < effort.rounds:
-            old.append(block_cpu_s(explain_run(path, staged.step_s, effort.seconds)))
-    return median(old) - median(new)
+    """Rows per second after the change over those before, or CPU seconds before less those after; runs in turn."""
+
+    def run(path: Path, cores: int) -> Explanation:
+        with on_cores(cores):
+            return explain_run(path, staged.step_s, effort.seconds)
+
+    old, new = [before], list[Explanation]()
+    rounds = effort.rounds if staged.step_s is None else 1  # sleeps take the same each time
+    for number in range(rounds):
+        new.append(run(changed, staged.cores_after))
+        if number + 1 < rounds:
+            old.append(run(path, staged.cores))
+    if _is_cpu(staged):
+        return median(map(block_cpu_s, old)) - median(map(block_cpu_s, new))
+    rates = [median(each.slowest.verdict().rows_per_s for each in runs) for runs in (new, old)]
+    return rates[0] / rates[1]
 
 
 def _outcome(name: str, staged: Staged, verdict: Verdict, advice: Advice | None, measured: float) -> Outcome:
@@ -198,7 +203,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, help="of each run (default: 8; with --tiny 1)")
-    parser.add_argument("--rounds", type=int, help="runs before and after a change of data (default: 2; --tiny 1)")
+    parser.add_argument("--rounds", type=int, help="runs before and after a change, in turn (default: 2; --tiny 1)")
     parser.add_argument("--only", action="append", default=[], help="situations whose name has this word; repeatable")
     parser.add_argument("--eight", action="store_true", help="the eight bottlenecks that the verdict must name")
     parser.add_argument("--tiny", action="store_true", help="small tables and short runs; exit status 0")

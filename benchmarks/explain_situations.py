@@ -239,9 +239,12 @@ def _starved(kind: str, **changes: Any) -> Callable[[Path, bool], Any]:
 
 @contextmanager
 def _one_core(folder: Path, tiny: bool) -> Iterator[Staged]:
-    """Feeder, blocks and trainer on one core; the advice is cores of other hosts, for which another one stands."""
+    """Feeder, blocks and trainer on one core; the advice is cores of other hosts, for which another one stands.
+
+    Windows of two blocks: those of half a million rows come in bursts, of which few are within a run.
+    """
     table = write_table(folder / "table", _narrow, 262_144, 32_768, tiny=tiny)
-    document = narrow_pipeline(folder, table, batch={"size": 8192}, shuffle={"seed": 1})
+    document = narrow_pipeline(folder, table, batch={"size": 8192}, shuffle={"seed": 1, "window_rows": 65_536})
     ops: list[Any] = [{"fill_null": 0}, "log1p"]
     document["source"] = {"table": str(table)}
     document["features"] = {
