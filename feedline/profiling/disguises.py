@@ -2,30 +2,33 @@
 
 Runs in: the process that profiles. Pure. A column seems to be the label in disguise if it, its nulls, or the lengths of
 its lists tell the label nearly always: by the area under the ROC curve of a binary label (its distance from a half),
-by the uncertainty coefficient of few values (Theil 1970: the share of the label's entropy that they take away), or by
-Pearson's correlation with another label.
+by Pearson's correlation with another label, or by the uncertainty coefficient of few values and a label of few values
+(Theil 1970: the share of the label's entropy that they take away).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 _AUC, _UNCERTAINTY, _PEARSON = 0.99, 0.98, 0.9999
 _LEAST_ROWS = 50  # with a label; fewer say nothing
 _LEAST_CLASS = 5  # rows of the rarer value of a binary label
 _ROWS = 32_768  # compared, about: every so many of the sample's
 _ROWS_PER_VALUE = 8  # of columns whose values are taken one by one
+_MOST_CLASSES = 100  # of a label whose values are taken one by one
 
 
 class LabelValues:
-    """A label's values, and measures of other columns against them. is_binary: 0 and 1 alone; is_usable: it varies,
-    and enough rows have it."""
+    """A label's values, and measures of other columns against them. is_binary: 0 and 1 alone; has_classes: few values;
+    is_usable: it varies, and enough rows have it."""
 
     def __init__(self, label: pl.Series) -> None:
         self._step = max(len(label) // _ROWS, 1)
@@ -35,7 +38,10 @@ class LabelValues:
         self._nulls = np.isnan(values)
         self.is_binary = bool(np.isin(self._values, (0.0, 1.0)).all())
         rarer = min(np.count_nonzero(self._values == 0), np.count_nonzero(self._values == 1)) if self.is_binary else 0
-        varies = rarer >= _LEAST_CLASS if self.is_binary else len(np.unique(self._values)) > 1
+        classes, self._classes = np.unique(self._values, return_inverse=True)
+        self._class_count = len(classes)
+        self.has_classes = self._class_count <= _MOST_CLASSES
+        varies = rarer >= _LEAST_CLASS if self.is_binary else self._class_count > 1
         self.is_usable = len(self._values) >= _LEAST_ROWS and bool(varies)
 
     def compare(self, column: pl.Series, distinct: int) -> tuple[str | None, float | None]:
@@ -53,12 +59,12 @@ class LabelValues:
             if np.count_nonzero(finite) < _LEAST_ROWS:
                 return found, None
             values, label = numbers[finite], self._values[finite]
-            found = found or self._by_numbers(values, label, what)
+            found = found or self._by_numbers(values, finite, what)
             return found, None if column.dtype.is_nested() else pearson(values, label)
-        if not self.is_binary or column.dtype.is_nested() or distinct * _ROWS_PER_VALUE > len(self._values):
+        if not self.has_classes or column.dtype.is_nested() or distinct * _ROWS_PER_VALUE > len(self._values):
             return found, None
-        counts = self._counts(column)
-        return found or _by_values(*counts), cramers_v(*counts)
+        counts = self._counts(column.filter(pl.Series(self._valid)).rank("dense").fill_null(0).to_numpy())
+        return found or _by_values(counts), cramers_v(counts)
 
     def shared_nulls(self, column: pl.Series) -> float | None:
         """Pearson's correlation of the nulls of a column with those of the label; None where one has none."""
@@ -76,35 +82,37 @@ class LabelValues:
             return None
         return f"it has values nearly only where the label is {1 if found < 0 else 0}"
 
-    def _by_numbers(self, values: Floats, label: Floats, what: str) -> str | None:
+    def _by_numbers(self, values: Floats, finite: Flags, what: str) -> str | None:
+        label = self._values[finite]
         if len(values) == len(self._values) and (values == label).all():
             return f"{what} is equal to the label in every row"
         if not self.is_binary:
             found = pearson(values, label)
-            if found is None or abs(found) < _PEARSON:
-                return None
-            return f"{what} tells the label: the correlation is {found:.5f}"
-        _, value, rows = np.unique(values, return_inverse=True, return_counts=True)
-        ones: Floats = np.bincount(value, label, len(rows)).astype(np.float64)
-        zeros = rows.astype(np.float64) - ones
+            if found is not None and abs(found) >= _PEARSON:
+                return f"{what} tells the label: the correlation is {found:.5f}"
+        if not self.has_classes:
+            return None
+        distinct, value = np.unique(values, return_inverse=True)
+        is_few = len(distinct) * _ROWS_PER_VALUE <= len(values)
+        if not self.is_binary:
+            return _by_values(self._counts(value, finite)) if is_few else None
+        zeros, ones = counts = self._counts(value, finite)
         if min(zeros.sum(), ones.sum()) < _LEAST_CLASS:
             return None
         area = roc_area(zeros, ones)
         if area is not None and max(area, 1 - area) >= _AUC:
             return f"{what} tells the label: the area under its ROC curve is {max(area, 1 - area):.4f}"
-        return _by_values(zeros, ones) if len(rows) * _ROWS_PER_VALUE <= len(values) else None
+        return _by_values(counts) if is_few else None
 
-    def _counts(self, column: pl.Series) -> tuple[Floats, Floats]:
-        """Rows with label 0 and 1 by value of a column."""
-        label = pl.Series("label", self._values)
-        grouped = pl.DataFrame([column.filter(pl.Series(self._valid)).alias("value"), label]).group_by("value")
-        found = grouped.agg(pl.len().alias("rows"), pl.col("label").sum().alias("ones")).sort("value")
-        ones = found["ones"].to_numpy()
-        return found["rows"].to_numpy().astype(np.float64) - ones, ones
+    def _counts(self, value: npt.NDArray[np.integer[Any]], rows: Flags | slice = slice(None)) -> Floats:
+        """Rows by value of the label and of a column: float64 [classes, values]. value: [rows], numbered from 0."""
+        size = int(value.max()) + 1
+        cells = np.bincount(self._classes[rows] * size + value, minlength=self._class_count * size)
+        return cells.astype(np.float64).reshape(self._class_count, size)
 
 
-def _by_values(zeros: Floats, ones: Floats) -> str | None:
-    share = uncertainty(zeros, ones)
+def _by_values(counts: Floats) -> str | None:
+    share = uncertainty(counts)
     if share is None or share < _UNCERTAINTY:
         return None
     return f"its values tell the label: they take away {share:.2%} of its entropy"
@@ -135,29 +143,30 @@ def roc_area(zeros: Floats, ones: Floats) -> float | None:
     return float(np.sum(ones * (np.cumsum(zeros) - zeros / 2))) / pairs
 
 
-def cramers_v(zeros: Floats, ones: Floats) -> float | None:
-    """Cramer's V of a label of 0 and 1 and the values of a column, by rows per value."""
-    rows, total = zeros + ones, float(zeros.sum() + ones.sum())
-    share = float(ones.sum()) / total
-    if not 0 < share < 1 or len(rows) < 2:
+def cramers_v(counts: Floats) -> float | None:
+    """Cramer's V of a label and a column. counts: rows by value of both, float64 [classes, values]."""
+    counts = counts[np.ix_(counts.any(axis=1), counts.any(axis=0))]
+    if min(counts.shape) < 2:
         return None
-    expected = ((ones, rows * share), (zeros, rows * (1 - share)))
-    chi = sum(float(np.sum((side - mean) ** 2 / mean)) for side, mean in expected)
-    return math.sqrt(chi / total)
+    total = float(counts.sum())
+    expected = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / total
+    chi = float(np.sum((counts - expected) ** 2 / expected))
+    return math.sqrt(chi / (total * (min(counts.shape) - 1)))
 
 
-def uncertainty(zeros: Floats, ones: Floats) -> float | None:
-    """The share of a label's entropy that the values of a column take away, by rows per value; None of a constant."""
-    rows, total = zeros + ones, float(zeros.sum() + ones.sum())
-    whole = float(_entropy(np.array([zeros.sum(), ones.sum()]) / total))
+def uncertainty(counts: Floats) -> float | None:
+    """The share of a label's entropy that the values of a column take away; None of a constant label. counts: rows by
+    value of both, float64 [classes, values]."""
+    values, total = counts.sum(axis=0), float(counts.sum())
+    whole = float(_entropy(counts.sum(axis=1) / total))
     if not whole:
         return None
-    left = float(np.sum(rows / total * _entropy(np.stack([zeros, ones]) / rows)))
+    left = float(np.sum(values / total * _entropy(counts / np.maximum(values, 1))))
     return 1 - left / whole
 
 
 def _entropy(shares: Floats) -> Floats:
-    """The entropy of shares of two values: float64 [2] to a scalar, [2, values] to [values]."""
+    """The entropy of shares: float64 [classes] to a scalar, [classes, values] to [values]."""
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
     found: Floats = -np.sum(shares * logs, axis=0)
     return found

@@ -62,6 +62,55 @@ def test_a_real_valued_label_is_found_by_its_correlation():
     assert disguise(label + NOISE, label) is None
 
 
+CLASSES = RANDOM.choice([1, 2, 3, 5, 8], 4000, p=[0.5, 0.2, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([f"class {value}" for value in CLASSES], "entropy"),
+        (np.array([4, 2, 9, 0, 1, 7, 7, 7, 3])[CLASSES], "entropy"),  # other codes, in another order
+        (CLASSES * 10 + RANDOM.integers(0, 10, 4000) % 2 * 1000, "entropy"),
+        (CLASSES * 3, "correlation"),
+        (pl.Series(CLASSES).cast(pl.String), "entropy"),
+    ],
+)
+def test_classes_are_found_by_values_that_tell_them(values: object, words: str):
+    assert words in (disguise(values, CLASSES) or "")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.where(CLASSES > 2, "many", "few"),  # a part of the classes
+        RANDOM.choice(["a", "b", "c"], 4000),
+        RANDOM.integers(0, 400, 4000),
+        [f"user {index // 8}" for index in range(4000)],
+        NOISE,
+    ],
+)
+def test_features_are_no_disguises_of_classes(values: object):
+    assert disguise(values, CLASSES) is None
+
+
+def test_labels_of_many_values_have_no_classes():
+    label = RANDOM.integers(0, 1000, 4000)
+    assert not LabelValues(pl.Series(label)).has_classes
+    assert disguise([str(value // 100) for value in label], label) is None
+
+
+def test_codes_and_classes_have_cramers_correlation():
+    words = pl.Series(np.where(RANDOM.random(4000) < 0.5, CLASSES, 0)).cast(pl.String)
+    _, found = LabelValues(pl.Series(CLASSES)).compare(words, 6)
+    table = np.array(
+        [
+            [np.count_nonzero((one == CLASSES) & (words == word).to_numpy()) for word in sorted(set(words))]
+            for one in np.unique(CLASSES)
+        ]
+    )
+    assert found == pytest.approx(scipy.stats.contingency.association(table, method="cramer"))
+
+
 def test_labels_that_do_not_vary_are_of_no_use():
     assert not LabelValues(pl.Series(np.zeros(1000))).is_usable
     assert not LabelValues(pl.Series([0] * 999 + [1])).is_usable
@@ -105,11 +154,12 @@ def test_uncertainty_is_mutual_information_by_entropy():
     joint = np.stack([zeros, ones]) / 28
     label, column = joint.sum(axis=1), joint.sum(axis=0)
     mutual = scipy.stats.entropy(label) + scipy.stats.entropy(column) - scipy.stats.entropy(joint.ravel())
-    assert uncertainty(zeros, ones) == pytest.approx(mutual / scipy.stats.entropy(label))
-    assert uncertainty(zeros, np.zeros(3)) is None
+    assert uncertainty(np.stack([zeros, ones])) == pytest.approx(mutual / scipy.stats.entropy(label))
+    assert uncertainty(np.stack([zeros, np.zeros(3)])) is None
 
 
 def test_what_does_not_vary_has_no_correlation():
     assert pearson(np.ones(10), np.arange(10.0)) is None
     assert pearson(np.array([1e308, -1e308]), np.array([0.0, 1.0])) is None
-    assert cramers_v(np.array([5.0]), np.array([5.0])) is None
+    assert cramers_v(np.array([[5.0], [5.0]])) is None
+    assert cramers_v(np.array([[5.0, 3.0], [0.0, 0.0]])) is None
