@@ -143,7 +143,7 @@ class JobView:
 
     @property
     def stragglers(self) -> tuple[RankRow, ...]:
-        """The straggler, if there is one."""
+        """Those that delay the others."""
         return tuple(row for row in self.ranks if row.straggler)
 
 
@@ -153,7 +153,7 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
     if not statuses:
         return None
     ranks = [rank for status in statuses for rank in status.ranks]
-    rows = mark_straggler([_rank_row(history, status, rank) for status in statuses for rank in status.ranks])
+    rows = mark_stragglers([_rank_row(history, status, rank) for status in statuses for rank in status.ranks])
     rates = [row.rates for row in rows if row.rates is not None]
     workers, threads = workers_of(statuses)
     decisions = [each for status in statuses for each in status.decisions]
@@ -251,12 +251,13 @@ def _work(delivery: Sequence[BlockStats]) -> ComputedBlocks:
     )
 
 
-def mark_straggler(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
-    """The rows by rank, one of them marked as the straggler if a rank delays the others.
+def mark_stragglers(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
+    """The rows by rank, those marked as stragglers that delay the others.
 
     Ranks of a synchronous training advance together: the one that delays them is the one that is steps behind, or else
-    the one whose trainer waits for its batches, while the others' wait for it. Steps are those of batches in the ring:
-    a rank is behind if it is by more than a ring holds.
+    the one whose trainer waits for its batches, while the others' wait for it, and those that wait nearly as long: two
+    ranks that are alike would take turns. Steps are those of batches in the ring: a rank is behind if it is by more
+    than a ring holds.
     """
     ordered = sorted(rows, key=lambda row: row.rank)
     feeding = [row for row in ordered if row.rates is not None and row.state == "feeding"]
@@ -265,13 +266,13 @@ def mark_straggler(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
     place = {row.rank: row.epoch * row.steps + row.step for row in feeding}
     last = min(feeding, key=lambda row: place[row.rank])
     if max(place.values()) - place[last.rank] > last.slots:
-        slowest = last
+        slow = [last.rank]
     else:
-        shares = [row.rates.trainer for row in feeding if row.rates is not None]
-        slowest = feeding[shares.index(max(shares))]
-        if max(shares) - median(shares) < _STRAGGLER_SHARE:
-            return tuple(ordered)
-    return tuple(replace(row, straggler=row is slowest) for row in ordered)
+        shares = {row.rank: row.rates.trainer for row in feeding if row.rates is not None}
+        least = max(median(shares.values()), max(shares.values()) - _STRAGGLER_SHARE)
+        found = max(shares.values()) - median(shares.values()) >= _STRAGGLER_SHARE
+        slow = [rank for rank, share in shares.items() if found and share > least]
+    return tuple(replace(row, straggler=row.rank in slow) for row in ordered)
 
 
 def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) -> RankRow:

@@ -72,6 +72,13 @@ def test_the_rank_whose_trainer_waits_more_than_the_others_is_the_straggler():
     assert [row.rank for row in view.ranks if row.straggler] == [1]
 
 
+def test_slow_ranks_that_are_alike_do_not_take_turns():
+    view = view_of(*([host(0, at, 0.1, 0.41, 0.1), host(1, at, 0.12, 0.4, 0.1)] for at in (10, 20)))
+    slow = [row.rank for row in view.ranks if row.rates is not None and row.rates.trainer > 0.3]
+    assert len(slow) == 2
+    assert [row.rank for row in view.stragglers] == slow
+
+
 def test_the_rank_that_is_steps_behind_is_the_straggler_whoever_waits():
     def moment(at: float) -> list[FeederStatus]:
         status = host(0, at, 0.6, 0.1)
