@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from feedline.commands.display.explain_table import asked_lines
 from feedline.commands.display.html_page import (
     Markup,
     folded,
@@ -43,6 +44,7 @@ def explain_page(facts: Facts) -> str:
         _advice(facts.get("advice") or ()),
         _waits(facts.get("samples") or ()),
         _stages(facts.get("stages") or (), facts.get("bounds") or ()),
+        *(html_element("p", line) for line in asked_lines(facts)),
     ]
     if account:
         sections += [_flame(account), _features(account), _columns(account)]

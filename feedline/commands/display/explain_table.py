@@ -25,11 +25,7 @@ def explain_view(facts: Mapping[str, Any]) -> Group:
     parts += _other_ranks([each for each in facts["ranks"] if each["rank"] != facts["rank"]])
     if facts["stages"]:
         parts.append(stage_table(facts))
-    if (headspace := facts["headspace"]) is not None:
-        rate = short(headspace["rows_per_s"])
-        parts.append(f"Headspace: the trainer takes {rate} of batches that it has: {headspace['gain']:.2f}x at most.")
-    if (store := facts["store"]) is not None:
-        parts.append(escape(_store_line(store)))
+    parts += map(escape, asked_lines(facts))
     if facts.get("costs"):
         if name := facts["costs"]["source"]:
             share = facts["costs"]["step_share"]
@@ -48,6 +44,17 @@ def _measured(facts: Mapping[str, Any]) -> str:
     source = {"short run": "of a short run", "running": "of its run", "last run": "of the last run"}[facts["source"]]
     rate = short(facts["rows_per_s"])
     return f"Measured: {rate}{between} over {facts['seconds']:.1f} s {source}{rank}{early}."
+
+
+def asked_lines(facts: Mapping[str, Any]) -> list[str]:
+    """What was measured because it was asked for: the headspace, the store."""
+    lines = []
+    if (headspace := facts["headspace"]) is not None:
+        rate = short(headspace["rows_per_s"])
+        lines.append(f"Headspace: the trainer takes {rate} of batches that it has: {headspace['gain']:.2f}x at most.")
+    if facts["store"] is not None:
+        lines.append(_store_line(facts["store"]))
+    return lines
 
 
 def _store_line(store: Mapping[str, Any]) -> str:

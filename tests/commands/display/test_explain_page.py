@@ -66,6 +66,8 @@ FACTS: dict[str, Any] = {
     "samples": [{"wall_s": 1.0, "trainer_wait_s": 0.4, "wait_slots_s": 0.1}, {"wall_s": 1.0, "trainer_wait_s": None}],
     "stages": [{"name": "decoding", "seconds": 5.0, "cpu_s": 4.0, "rows_per_s": 400_000.0}],
     "bounds": [{"resource": "cores", "rows_per_s": 312_000.0}],
+    "headspace": None,
+    "store": None,
     "costs": {"account": ACCOUNT, "changes": [], "source": "", "step_share": 1.0},
 }
 
@@ -93,6 +95,14 @@ def test_page_shows_verdict_advice_and_costs():
 def test_parts_may_be_missing(left_out: str):
     page = explain_page({name: value for name, value in FACTS.items() if name != left_out})
     assert FACTS["verdict"] in page
+
+
+def test_what_was_asked_for_is_shown():
+    store = {"bytes_per_s": 120e6, "interval": {"low": 110e6, "high": 130e6}, "readers": 4, "is_growing": False}
+    facts = {"headspace": {"rows_per_s": 400_000.0, "gain": 1.6}, "store": {**store, "nbytes": 1e9, "skipped": ""}}
+    page = explain_page({**FACTS, **facts})
+    assert "120.0 MB/s (110.0 to 130.0) with 4 readers, 1,000 MB read." in page
+    assert "1.60x at most" in page
 
 
 def test_nothing_is_advice_too():
