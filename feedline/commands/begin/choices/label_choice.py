@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from feedline.commands.begin.figures import number, percent
-from feedline.commands.begin.init_plan import LabelChoice, PlannedFeature
+from feedline.commands.begin.init_plan import LabelChoice, PlannedFeature, Task
 from feedline.commands.begin.quoting import column_expr, feature_name
 from feedline.errors import PlanError, SpecError
 from feedline.profiling.table_facts import ColumnProfile, TableFacts
@@ -96,7 +96,7 @@ def choose_label(facts: TableFacts, label: str) -> LabelChoice:
 
 def _label(
     column: ColumnProfile,
-    task: str,
+    task: Task,
     reason: str,
     where: str | None,
     *,
@@ -107,7 +107,6 @@ def _label(
     mean: float = 0.0,
     std: float = 1.0,
 ) -> LabelChoice:
-    assert task in ("binary", "regression", "classes")
     feature = PlannedFeature(
         name=feature_name(column.name, set()),
         group="label",
@@ -120,7 +119,7 @@ def _label(
     return LabelChoice(
         column=column.name,
         feature=feature,
-        task="binary" if task == "binary" else "regression" if task == "regression" else "classes",
+        task=task,
         reason=reason,
         where=where,
         classes=classes,
