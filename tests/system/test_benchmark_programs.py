@@ -58,6 +58,7 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
 
 
+@pytest.mark.nightly  # the page itself: test_browser_page
 def test_viewers_of_the_live_page_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "dashboard_page.py"), "--ranks", "2", "--jobs", "2", "--viewers", "1"]
     command += ["--seconds", "1.5", "--rounds", "1", "--json"]
@@ -89,7 +90,8 @@ def test_copies_of_many_features_are_measured() -> None:
     assert min(found["slot_us"], found["tensors_us"], found["batch_bytes"]) > 0
 
 
-@pytest.mark.parametrize("shape", ["flat", pytest.param("lists", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", ["flat", "lists"])
 def test_a_cache_is_measured(shape: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "cache.py"), "--shape", shape, "--rows", "3000", "--rounds", "1"]
     run = subprocess.run([*command, "--changed", "2"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -250,6 +252,7 @@ def test_the_borders_of_epochs_are_measured() -> None:
     assert [length["first_step_ms"] > 0 for length in found["default"].values()] == [False, True, True]
 
 
+@pytest.mark.nightly
 def test_the_first_batch_benchmark_reports_every_phase():
     command = [sys.executable, str(BENCHMARKS / "first_batch.py"), "--tiny", "--json"]
     [round_] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

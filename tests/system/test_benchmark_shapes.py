@@ -291,7 +291,7 @@ def test_hashed_ids_that_nothing_connects_with_strings_are_refused(capsys: pytes
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
-        pytest.param("strings", ["thread-pool", "feedline-off"], id="strings"),
+        pytest.param("strings", ["thread-pool", "feedline-off"], id="strings", marks=pytest.mark.nightly),
         *(pytest.param(shape, ALL, id=f"{shape}-all", marks=pytest.mark.nightly) for shape in (*WRITTEN, "short")),
     ],
 )

@@ -28,6 +28,7 @@ def answers(folder: Path, questions: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_tiny_compares_bytes(tmp_path: Path) -> None:
     found = answers(tmp_path, "bytes")
     assert found["bytes"]["clustered_bytes"] < found["bytes"]["log_bytes"] < found["bytes"]["as_written_bytes"]

@@ -103,7 +103,7 @@ def assert_constant(name: str, samples: list[Usage], *, growth_bytes: int, spare
     assert warm[-1].threads <= most_threads + spare, (name, [each.threads for each in samples])
 
 
-@pytest.mark.parametrize("epochs", [60, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("epochs", [20, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_many_epochs_of_a_small_table(place: Place, epochs: int):
     small = place.folder / "small"
     small.mkdir()
