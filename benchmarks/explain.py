@@ -129,24 +129,33 @@ def judge_situation(name: str, folder: Path, effort: Effort) -> Outcome:
                 measure_apart(load_spec(path, {}), str(path), {}, budget_s=effort.cost_s) if _is_cpu(staged) else None
             )
         verdict = verdict_with_costs(before, costs)
-        given = [each for each in verdict.advice if each.kind == staged.kind and staged.advised in each.change]
-        advice = given[0] if given else None
+        advice = _advice_of(verdict, staged)
         if (advice is None) != (staged.kind is None):
-            return _outcome(name, staged, verdict, advice, 0.0)
+            return _outcome(name, staged, verdict, advice, [], 0.0)
         document = copy.deepcopy(staged.document)
         staged.apply(advice, document, folder)
         changed.write_text(yaml.safe_dump(document))
         if staged.fill:
             fill_cache(changed)
-        return _outcome(name, staged, verdict, advice, _measure_gain(staged, before, path, changed, effort))
+        runs, gain = _measure_gain(staged, before, path, changed, effort)
+        again = [_advice_of(verdict_with_costs(each, costs), staged) for each in runs]
+        return _outcome(name, staged, verdict, advice, [each for each in again if each is not None], gain)
+
+
+def _advice_of(verdict: Verdict, staged: Staged) -> Advice | None:
+    given = (each for each in verdict.advice if each.kind == staged.kind and staged.advised in each.change)
+    return next(given, None)
 
 
 def _is_cpu(staged: Staged) -> bool:
     return staged.gain == "CPU-s"
 
 
-def _measure_gain(staged: Staged, before: Explanation, path: Path, changed: Path, effort: Effort) -> float:
-    """Rows per second after the change over those before, or CPU seconds before less those after; runs in turn."""
+def _measure_gain(
+    staged: Staged, before: Explanation, path: Path, changed: Path, effort: Effort
+) -> tuple[list[Explanation], float]:
+    """All runs before the change, in turn with others after it; rows per second after it over those before, or CPU
+    seconds before less those after."""
 
     def run(path: Path, cores: int) -> Explanation:
         with on_cores(cores):
@@ -159,12 +168,15 @@ def _measure_gain(staged: Staged, before: Explanation, path: Path, changed: Path
         if number + 1 < rounds:
             old.append(run(path, staged.cores))
     if _is_cpu(staged):
-        return median(map(block_cpu_s, old)) - median(map(block_cpu_s, new))
+        return old, median(map(block_cpu_s, old)) - median(map(block_cpu_s, new))
     rates = [median(each.slowest.verdict().rows_per_s for each in runs) for runs in (new, old)]
-    return rates[0] / rates[1]
+    return old, rates[0] / rates[1]
 
 
-def _outcome(name: str, staged: Staged, verdict: Verdict, advice: Advice | None, measured: float) -> Outcome:
+def _outcome(
+    name: str, staged: Staged, verdict: Verdict, advice: Advice | None, again: Sequence[Advice], measured: float
+) -> Outcome:
+    """again: the same advice on every run before the change, as the speed of machines varies: the median counts."""
     problems = []
     if verdict.limit not in staged.limits or verdict.stage not in staged.stages:
         problems.append(f"expected {' or '.join(staged.stages)} of {' or '.join(staged.limits)}")
@@ -173,9 +185,9 @@ def _outcome(name: str, staged: Staged, verdict: Verdict, advice: Advice | None,
         problems.append(f"expected advice on {staged.kind}")
     predicted, interval = 1.0, None
     if advice is not None and _is_cpu(staged):
-        predicted, interval = advice.cpu_s_saved, advice.cpu_interval
+        predicted, interval = median(each.cpu_s_saved for each in again or [advice]), advice.cpu_interval
     elif advice is not None:
-        predicted, interval = advice.rows_ratio, advice.rows_interval
+        predicted, interval = median(each.rows_ratio for each in again or [advice]), advice.rows_interval
     return Outcome(
         name=name, sentence=verdict.sentence, named=f"{verdict.stage} ({verdict.limit})", problems=tuple(problems),
         advice="none" if advice is None else advice.change,

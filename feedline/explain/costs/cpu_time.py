@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDS = 5
+ROUNDS = 9
 _MOST_CALLS = 1e9
 _LONE_ROUND = 0.25  # of a value that was measured once
 
