@@ -5,7 +5,7 @@
 #   make demo-criteo, make demo-mind  generate a table of ads or news, fit, train, evaluate and serve
 #   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
-#   make test-nightly   only the tests that repeat for long what `make test` does a few times, property tests among them
+#   make test-nightly   only the tests that repeat for long what `make test` does a few times, and those of benchmarks
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make targets  measure the speed targets of docs/performance.md (BENCH_ARGS="..." is passed on)

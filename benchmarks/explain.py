@@ -131,15 +131,15 @@ def judge_situation(name: str, folder: Path, effort: Effort) -> Outcome:
         verdict = verdict_with_costs(before, costs)
         advice = _advice_of(verdict, staged)
         if (advice is None) != (staged.kind is None):
-            return _outcome(name, staged, verdict, advice, [], 0.0)
+            return _outcome(name, staged, verdict, [advice], 0.0)
         document = copy.deepcopy(staged.document)
         staged.apply(advice, document, folder)
         changed.write_text(yaml.safe_dump(document))
         if staged.fill:
             fill_cache(changed)
         runs, gain = _measure_gain(staged, before, path, changed, effort)
-        again = [_advice_of(verdict_with_costs(each, costs), staged) for each in runs]
-        return _outcome(name, staged, verdict, advice, [each for each in again if each is not None], gain)
+        given = [_advice_of(verdict_with_costs(each, costs), staged) for each in runs]
+        return _outcome(name, staged, verdict, given, gain)
 
 
 def _advice_of(verdict: Verdict, staged: Staged) -> Advice | None:
@@ -173,11 +173,10 @@ def _measure_gain(
     return old, rates[0] / rates[1]
 
 
-def _outcome(
-    name: str, staged: Staged, verdict: Verdict, advice: Advice | None, again: Sequence[Advice], measured: float
-) -> Outcome:
-    """again: the same advice on every run before the change, as the speed of machines varies: the median counts."""
-    problems = []
+def _outcome(name: str, staged: Staged, verdict: Verdict, given: Sequence[Advice | None], measured: float) -> Outcome:
+    """verdict: on the first run. given: the advice on every run before the change, the first one's first: as the speed
+    of machines varies, the median of what they predict counts."""
+    advice, problems = given[0], list[str]()
     if verdict.limit not in staged.limits or verdict.stage not in staged.stages:
         problems.append(f"expected {' or '.join(staged.stages)} of {' or '.join(staged.limits)}")
     problems += [f"expected {word!r}" for word in staged.words if word not in verdict.sentence]
@@ -185,9 +184,9 @@ def _outcome(
         problems.append(f"expected advice on {staged.kind}")
     predicted, interval = 1.0, None
     if advice is not None and _is_cpu(staged):
-        predicted, interval = median(each.cpu_s_saved for each in again or [advice]), advice.cpu_interval
+        predicted, interval = median(each.cpu_s_saved for each in given if each), advice.cpu_interval
     elif advice is not None:
-        predicted, interval = median(each.rows_ratio for each in again or [advice]), advice.rows_interval
+        predicted, interval = median(each.rows_ratio for each in given if each), advice.rows_interval
     return Outcome(
         name=name, sentence=verdict.sentence, named=f"{verdict.stage} ({verdict.limit})", problems=tuple(problems),
         advice="none" if advice is None else advice.change,

@@ -17,10 +17,10 @@ from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from feedline.blocks.jobs import CompiledJob
+from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.errors import FeedlineError, PlanError
 from feedline.explain.costs.plan_costs import ChosenSource
-from feedline.explain.costs.sampled_blocks import BlockSample, compile_sample, sample_blocks
+from feedline.explain.costs.sampled_blocks import BlockSample, sample_blocks
 from feedline.explain.explanation import Explanation
 from feedline.explain.reader_levels import (
     MOST_READERS,
@@ -174,7 +174,7 @@ def _measure_level(pool: Pool, queue: _Queue, readers: int, seconds: float, watc
 def _open_parts(pool: Pool, files: ExitStack, sample: BlockSample, watch: _Watch) -> list[_Part]:
     """The parts of row groups of the sample, evenly spread; `files` closes theirs. Raises PlanError if there are none,
     as of a plan that reads partition keys alone."""
-    compiled = compile_sample(sample)
+    compiled = compile_job(sample.job)
     groups: dict[tuple[str, int], Fragment] = {}
     for request in sample.requests:
         for piece in request.pieces:

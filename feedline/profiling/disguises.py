@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 _AUC, _UNCERTAINTY, _PEARSON = 0.99, 0.98, 0.9999
 _LEAST_ROWS = 50  # with a label; fewer say nothing
-_LEAST_CLASS = 5  # rows of the rarer value of a binary label
+_LEAST_CLASS = 5  # rows of other values of a label than its most frequent one
 _ROWS = 32_768  # compared, about: every so many of the sample's
 _ROWS_PER_VALUE = 8  # of columns whose values are taken one by one
 _MOST_CLASSES = 100  # of a label whose values are taken one by one
@@ -37,12 +37,10 @@ class LabelValues:
         self._values = values[self._valid]
         self._nulls = np.isnan(values)
         self.is_binary = bool(np.isin(self._values, (0.0, 1.0)).all())
-        rarer = min(np.count_nonzero(self._values == 0), np.count_nonzero(self._values == 1)) if self.is_binary else 0
-        classes, self._classes = np.unique(self._values, return_inverse=True)
-        self._class_count = len(classes)
+        _, self._classes, rows = np.unique(self._values, return_inverse=True, return_counts=True)
+        self._class_count = len(rows)
         self.has_classes = self._class_count <= _MOST_CLASSES
-        varies = rarer >= _LEAST_CLASS if self.is_binary else self._class_count > 1
-        self.is_usable = len(self._values) >= _LEAST_ROWS and bool(varies)
+        self.is_usable = len(self._values) >= _LEAST_ROWS and _varies(rows)
 
     def compare(self, column: pl.Series, distinct: int) -> tuple[str | None, float | None]:
         """Why a column seems to be the label in disguise (None if it does not), and its correlation with the label:
@@ -86,6 +84,8 @@ class LabelValues:
         label = self._values[finite]
         if len(values) == len(self._values) and (values == label).all():
             return f"{what} is equal to the label in every row"
+        if not _varies(np.bincount(self._classes[finite])):
+            return None
         if not self.is_binary:
             found = pearson(values, label)
             if found is not None and abs(found) >= _PEARSON:
@@ -94,12 +94,10 @@ class LabelValues:
             return None
         distinct, value = np.unique(values, return_inverse=True)
         is_few = len(distinct) * _ROWS_PER_VALUE <= len(values)
-        if not self.is_binary:
-            return _by_values(self._counts(value, finite)) if is_few else None
-        zeros, ones = counts = self._counts(value, finite)
-        if min(zeros.sum(), ones.sum()) < _LEAST_CLASS:
+        if not (self.is_binary or is_few):
             return None
-        area = roc_area(zeros, ones)
+        counts = self._counts(value, finite)
+        area = roc_area(*counts) if self.is_binary else None
         if area is not None and max(area, 1 - area) >= _AUC:
             return f"{what} tells the label: the area under its ROC curve is {max(area, 1 - area):.4f}"
         return _by_values(counts) if is_few else None
@@ -109,6 +107,11 @@ class LabelValues:
         size = int(value.max()) + 1
         cells = np.bincount(self._classes[rows] * size + value, minlength=self._class_count * size)
         return cells.astype(np.float64).reshape(self._class_count, size)
+
+
+def _varies(rows: npt.NDArray[Any]) -> bool:
+    """Whether enough rows have another value than the most frequent one. rows: by value."""
+    return bool(rows.sum() - rows.max(initial=0) >= _LEAST_CLASS)
 
 
 def _by_values(counts: Floats) -> str | None:

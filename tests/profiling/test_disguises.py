@@ -93,6 +93,15 @@ def test_features_are_no_disguises_of_classes(values: object):
     assert disguise(values, CLASSES) is None
 
 
+def test_few_rows_of_other_classes_tell_nothing():
+    values = np.full(4000, np.nan)
+    values[np.flatnonzero(CLASSES == 1)[:100]] = 7
+    values[np.flatnonzero(CLASSES == 8)[:4]] = 9
+    assert disguise(values, CLASSES) is None
+    values[np.flatnonzero(CLASSES == 8)[:5]] = 9
+    assert "correlation" in (disguise(values, CLASSES) or "")
+
+
 def test_labels_of_many_values_have_no_classes():
     label = RANDOM.integers(0, 1000, 4000)
     assert not LabelValues(pl.Series(label)).has_classes
@@ -115,6 +124,8 @@ def test_labels_that_do_not_vary_are_of_no_use():
     assert not LabelValues(pl.Series(np.zeros(1000))).is_usable
     assert not LabelValues(pl.Series([0] * 999 + [1])).is_usable
     assert not LabelValues(pl.Series([0, 1] * 10)).is_usable
+    assert not LabelValues(pl.Series([3] * 996 + [4, 5, 6, 7])).is_usable
+    assert LabelValues(pl.Series([3] * 995 + [4, 5, 6, 7, 8])).is_usable
     assert LabelValues(pl.Series(LABEL)).is_usable
 
 

@@ -24,7 +24,7 @@ from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.errors import FeedlineError
 from feedline.explain.costs.cost_account import CostAccount, FeatureAccount
-from feedline.explain.costs.cpu_time import ROUNDS, CpuBudget, CpuEstimate, estimate, measure_in_turn
+from feedline.explain.costs.cpu_time import NO_CPU, ROUNDS, CpuBudget, estimate, measure_in_turn
 from feedline.explain.costs.measured_costs import ChangeKind, DataChange
 from feedline.explain.costs.rewritten_blocks import (
     ROW_GROUP_ROWS,
@@ -64,9 +64,6 @@ class _Trial:
 
     change: DataChange
     sample: BlockSample
-
-
-_NO_GAIN = CpuEstimate(0.0, 0.0, 0.0)
 
 
 def find_changes_of_data(
@@ -156,7 +153,7 @@ def _dropped(sample: BlockSample, account: CostAccount) -> list[_Trial]:
             subject=feature.name,
             how=f"remove {feature.name} from `features`",
             loses="the model loses the feature",
-            gain_s=_NO_GAIN,
+            gain_s=NO_CPU,
             before_s=0.0,
             saved_bytes=feature.nbytes,
         )
@@ -192,7 +189,7 @@ def _truncated(sample: BlockSample, compiled: CompiledJob, account: CostAccount)
             subject=feature.name,
             how=f"{feature.name}: [{{first_x: {most}}}, ...] in `features`",
             loses=f"{1 - kept:.0%} of its elements are lost, all of the longest {100 - _PERCENTILE} % of rows",
-            gain_s=_NO_GAIN,
+            gain_s=NO_CPU,
             before_s=0.0,
         )
         found.append(_Trial(change=change, sample=_with_features(sample, shorter)))
@@ -220,7 +217,7 @@ def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, f
         kind="row_groups",
         subject=f"row groups of {mean:,.0f} rows",
         how=_optimize_command(plan, rewritten),
-        gain_s=_NO_GAIN,
+        gain_s=NO_CPU,
         before_s=0.0,
         saved_bytes=(rewritten.before - rewritten.nbytes) * sample.per_million,
     )
@@ -238,7 +235,7 @@ def _optimized(
         kind="optimize",
         subject=", ".join(better),
         how=_optimize_command(plan, rewritten, " --for decode"),
-        gain_s=_NO_GAIN,
+        gain_s=NO_CPU,
         before_s=0.0,
         saved_bytes=(rewritten.before - rewritten.nbytes) * sample.per_million,
     )
@@ -279,7 +276,7 @@ def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Trial]:
         subject="all features",
         how="cache: {dir: FOLDER}, on local disk",
         loses="the first epoch fills it",
-        gain_s=_NO_GAIN,
+        gain_s=NO_CPU,
         before_s=0.0,
         disk_bytes=nbytes / max(sample.rows, 1) * sample.epoch_rows,
         from_epoch=1,
@@ -305,7 +302,7 @@ def _deduplicated(plan: Plan, sample: BlockSample) -> list[_Trial]:
         subject=", ".join(group.name for group in groups),
         how=str(facts["yaml"]),
         loses="batches then have groups of unique rows, which the model must expand",
-        gain_s=_NO_GAIN,
+        gain_s=NO_CPU,
         before_s=0.0,
     )
     return [_Trial(change=change, sample=_with_features(sample, features))]
@@ -329,10 +326,10 @@ def _heavy_ops(account: CostAccount) -> list[DataChange]:
     scale = account.stages["ops"] / max(account.passes.ops_s, 1e-12)
     for cost in account.passes.features:
         for step in cost.steps:
-            own = scale * step.cpu_s / step.sharers
-            if own < 2 * _LEAST_SHARE * before:
+            part = step.cpu_s / step.sharers / max(cost.ops_s.cpu_s, 1e-12)
+            gain_s = cost.ops_s.scaled(scale * min(part, 1.0))
+            if gain_s.cpu_s < 2 * _LEAST_SHARE * before:
                 continue
-            gain_s = cost.ops_s.scaled(min(own / max(cost.ops_s.cpu_s, 1e-12), scale))
             shared = f", shared by {step.sharers} features" if step.sharers > 1 else ""
             found.append(
                 DataChange(

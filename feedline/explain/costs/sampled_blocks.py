@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import BlockEncoder, StageClock
 from feedline.blocks.compute import run_block
-from feedline.blocks.jobs import CompiledJob, compile_job
+from feedline.blocks.jobs import CompiledJob
 from feedline.blocks.ordering.row_order import chunk_order, ordered_rows
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
@@ -141,8 +141,3 @@ def encode_block(job: Job, compiled: CompiledJob, decoded: DecodedBlock, clock: 
     else:
         encoder.finish_in_order(decoded.index)
     clock.lap("encode")
-
-
-def compile_sample(sample: BlockSample) -> CompiledJob:
-    """The sample's job, compiled."""
-    return compile_job(sample.job)

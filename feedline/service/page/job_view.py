@@ -269,9 +269,8 @@ def mark_stragglers(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
         slow = [last.rank]
     else:
         shares = {row.rank: row.rates.trainer for row in feeding if row.rates is not None}
-        least = max(median(shares.values()), max(shares.values()) - _STRAGGLER_SHARE)
-        found = max(shares.values()) - median(shares.values()) >= _STRAGGLER_SHARE
-        slow = [rank for rank, share in shares.items() if found and share > least]
+        least = max(shares.values()) - _STRAGGLER_SHARE
+        slow = [rank for rank, share in shares.items() if share > least >= median(shares.values())]
     return tuple(replace(row, straggler=row.rank in slow) for row in ordered)
 
 

@@ -7,6 +7,7 @@ and holds predictions to 25 %.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_heavy_ops_are_named(tmp_path: Path):
     assert changes[0].subject == "sigrid_hash of tags"
     assert not changes[0].is_measured
     assert changes[0].share > 0.1
+
+
+def test_an_op_gains_its_part_of_what_ops_of_whole_blocks_take(tmp_path: Path):
+    path = costly_pipeline(
+        tmp_path, rows=16_384, row_group_rows=16_384, list_mean=2, features=OPS, columns={"tags": few_values}
+    )
+    plan = Pipeline.from_yaml(path).plan()
+    sample = sample_blocks(plan, 1)
+    account = measure_costs(plan, sample=sample, rounds=1)
+    slower = replace(account, stages={**account.stages, "ops": 2 * account.stages["ops"]})
+    once, twice = (find_changes_of_data(plan, sample, each, only=["op"], rounds=1)[0] for each in (account, slower))
+    assert twice.gain_s.cpu_s == pytest.approx(2 * once.gain_s.cpu_s)
+    assert once.before == account.stages
 
 
 def test_large_row_groups_without_costly_lists_need_nothing(tmp_path: Path):

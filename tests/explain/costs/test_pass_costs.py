@@ -32,6 +32,7 @@ def test_heavy_features_cost_most_and_sums_agree(tmp_path: Path):
     assert max(by_name, key=by_name.__getitem__) == "hist"
     assert by_name["hist"] > 0.5 * sum(by_name.values())
     assert abs(costs.difference_s) < 0.5 * costs.whole.cpu_s
+    assert 0.5 * by_name["hist"] < costs.ops_s < costs.whole.cpu_s
     [hist] = [cost for cost in costs.features if cost.name == "hist"]
     assert [step.op for step in hist.steps] == ["hash_bucket"]
     assert sum(step.cpu_s for step in hist.steps) == pytest.approx(hist.ops_s.cpu_s)
