@@ -40,9 +40,21 @@ def draw_rows(quanta: NDArray[np.int64], draws: int, *key: int | str) -> NDArray
     ends = np.cumsum(quanta)
     if not draws:
         return np.zeros(0, np.int64)
-    places = (random_words(draws, "draws", *key) % np.uint64(ends[-1])).astype(np.int64)
+    places = _places(random_words(draws, "draws", *key), int(ends[-1]))
     places.sort()
     return np.searchsorted(ends, places, side="right")
+
+
+def _places(words: NDArray[np.uint64], total: int) -> NDArray[np.int64]:
+    """int64: words * total // 2^64, in halves of 32 bits. The share of words that fall on a row is that of its quanta
+    within 2^-64; of words modulo 0.9 * 2^62, the first tenth of the quanta would get a fifth more."""
+    half, mask = np.uint64(32), np.uint64(2**32 - 1)
+    high, low = words >> half, words & mask
+    total_high, total_low = np.uint64(total >> 32), np.uint64(total & (2**32 - 1))
+    middle = high * total_low + ((low * total_low) >> half)
+    carried = low * total_high + (middle & mask)
+    places: NDArray[np.uint64] = high * total_high + (middle >> half) + (carried >> half)
+    return places.view(np.int64)
 
 
 def run_starts(groups: pl.Series) -> NDArray[np.int64]:

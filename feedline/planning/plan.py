@@ -24,7 +24,7 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import BadFileFacts, BucketFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
-from feedline.planning.binding.weighted_rows import RowWeights
+from feedline.planning.binding.weighted_rows import DRAWS_VERSION, RowWeights
 from feedline.planning.bound_table import BoundTable
 from feedline.planning.follow.border import Border
 from feedline.planning.lengths.bucket_schedule import BucketSchedule
@@ -302,7 +302,7 @@ def fingerprint_facts(plan: Plan) -> dict[str, Any]:
         **({} if plan.rebase is None else {"rebase": plan.rebase.id}),
         **({} if not plan.salt else {"salt": plan.salt, "share": str(plan.share)}),
         **length_facts(plan.spec.batch),
-        **({} if plan.weights is None else {"weights": plan.weights.column}),
+        **({} if plan.weights is None else {"weights": [plan.weights.column, DRAWS_VERSION]}),
         **({} if plan.spec.source.follow is None else {"follow": plan.spec.source.follow.epoch}),
     }
     if plan.sample is not None:

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.blocks.permutation import draw_rows
+from feedline.blocks.permutation import _places, draw_rows
 from feedline.planning.binding.weighted_rows import draws_of_groups
 
 
-@given(st.lists(st.integers(0, 2**55), min_size=1, max_size=30), st.integers(0, 2**40), st.integers(0, 5))
+@given(st.lists(st.integers(0, 2**2000), min_size=1, max_size=30), st.integers(0, 2**40), st.integers(0, 5))
 def test_a_row_group_gets_its_expected_draws_rounded_down_or_up(quanta: list[int], draws: int, seed: int):
-    found = draws_of_groups(np.array(quanta), draws, seed).tolist()
+    found = draws_of_groups(np.array(quanta, object), draws, seed).tolist()
     if not sum(quanta):
         assert not any(found)
         return
@@ -25,7 +25,8 @@ def test_a_row_group_gets_its_expected_draws_rounded_down_or_up(quanta: list[int
 
 
 def test_rounding_is_fair_over_seeds():
-    found = np.mean([draws_of_groups(np.array([1, 2, 7]), 1, seed, "e") for seed in range(4000)], axis=0)
+    sums = np.array([1, 2, 7], object)
+    found = np.mean([draws_of_groups(sums, 1, seed, "e") for seed in range(4000)], axis=0)
     assert np.abs(found - [0.1, 0.2, 0.7]).max() < 4 * np.sqrt(0.25 / 4000)
 
 
@@ -45,10 +46,22 @@ def test_draws_are_sorted_and_repeat_for_the_same_key():
     assert np.array_equal(rows, draw_rows(quanta, 5000, 1, 2, "path", 3))
     assert not np.array_equal(rows, draw_rows(quanta, 5000, 1, 2, "path", 4))
     assert not len(draw_rows(quanta, 0, 1))
-    assert rows[:5].tolist() == [5, 6, 12, 12, 32]  # on every machine, in every version
+    assert rows[:5].tolist() == [11, 18, 22, 29, 31]  # on every machine, in every version
 
 
 def test_large_sums_do_not_overflow():
     quanta = np.array([2**61, 2**61 - 1])
-    assert draws_of_groups(quanta, 10**12, 0).sum() == 10**12
+    assert draws_of_groups(quanta.astype(object), 10**12, 0).sum() == 10**12
     assert np.bincount(draw_rows(quanta, 1000, 0), minlength=2).min() > 400
+
+
+def test_large_sums_leave_no_row_more_than_its_share():
+    # 2^64 is 5.33 times these quanta: a word modulo them is below a third of them in 6 of 16 cases
+    quanta = np.full(3, 2**60)
+    counts = np.bincount(draw_rows(quanta, 200_000, 0), minlength=3)
+    assert np.abs(counts / 200_000 - 1 / 3).max() < 4 * np.sqrt(2 / 9 / 200_000)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20), st.integers(1, 2**62))
+def test_a_word_falls_on_its_share_of_the_quanta(words: list[int], total: int):
+    assert _places(np.array(words, np.uint64), total).tolist() == [word * total >> 64 for word in words]

@@ -106,6 +106,35 @@ def test_floats_weigh_the_rows_that_a_filter_keeps(place: Place, weighted: tuple
     assert 0.85 < ((counts - expected)[some] ** 2 / expected[some]).sum() / some.sum() < 1.15
 
 
+def test_probabilities_of_a_large_table_are_told_apart(tmp_path: Path):
+    """A column that sums to 1 over many rows: steps of 2^-24 would make all of these one."""
+    rng = np.random.default_rng(2)
+    weight = rng.choice([1e-9, 5e-9, 2e-8, 0.0], ROWS) * np.repeat([1.0, 1e-4], ROWS // 2)
+    pq.write_table(pa.table({"row": np.arange(ROWS), "p": weight}), tmp_path / "t.parquet", row_group_size=GROUP)
+    spec = {
+        "version": 1,
+        "name": "small",
+        "work_dir": str(tmp_path / "work"),
+        "source": {"table": str(tmp_path / "t.parquet")},
+        "features": {"extra": ["row"]},
+        "lanes": 4,
+        "batch": {"size": 125},
+        "shuffle": {"weights": "p"},
+    }
+    pipeline = Pipeline.from_dict(spec)
+    rows = np.concatenate([batch.extra["row"].numpy() for epoch in range(20) for batch in pipeline.batches(epoch)])
+    counts, expected = np.bincount(rows, minlength=ROWS), weight / weight.sum() * 20 * ROWS
+    assert not counts[weight == 0].any()
+    first, later = expected[: ROWS // 2], counts[ROWS // 2 :]
+    assert abs(later.sum() - expected[ROWS // 2 :].sum()) <= 20 * ROWS // 2 // GROUP
+    some = first > 0
+    chi_square = ((counts[: ROWS // 2] - first)[some] ** 2 / first[some]).sum() / some.sum()
+    assert 0.9 < chi_square < 1.1
+    of_value = [counts[: ROWS // 2][weight[: ROWS // 2] == value].sum() for value in (1e-9, 5e-9, 2e-8)]
+    wanted = [expected[: ROWS // 2][weight[: ROWS // 2] == value].sum() for value in (1e-9, 5e-9, 2e-8)]
+    assert np.allclose(of_value, wanted, rtol=0.03)
+
+
 def test_values_belong_to_their_rows(place: Place, weighted: tuple[Path, pa.Table]):
     table = weighted[1]
     for batch in Pipeline.from_yaml(write(place)).batches(1):
@@ -179,6 +208,7 @@ def test_plan_says_what_is_drawn(place: Place):
     facts = json.loads(shown.stdout)
     assert facts["weights"]["column"] == "weight"
     assert facts["weights"]["row_groups_not_drawn"] == 1
+    assert facts["weights"]["largest_error"] == 0
     assert facts["weights"]["most_draws_per_row"] > 1.5
     assert (facts["rows"], facts["steps"]) == (ROWS, ROWS // 512)
     shown = CliRunner().invoke(app, ["plan", str(write(place))], env={"COLUMNS": "200"})

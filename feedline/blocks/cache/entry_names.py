@@ -23,7 +23,6 @@ from feedline.transforms.registry.user_code import function_codes
 from feedline.transforms.registry.user_functions import load_function
 from feedline.warehouse.cache.cache_folder import EntryGroup
 from feedline.warehouse.reading.fragment import Fragment
-from feedline.warehouse.reading.quanta import QUANTA_PER_UNIT
 from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.storage.locations import absolute, redact
@@ -130,8 +129,8 @@ class EntryNames:
 
 
 def _order_digest(order: RowOrder, compiled: CompiledJob) -> str:
-    """What is kept of a column that orders rows: its values, the lengths of its lists, or quanta."""
-    what = {"runs": "by", "draws": f"quanta {QUANTA_PER_UNIT}"}.get(order.kind, "lengths")
+    """What is kept of a column that orders rows: its values, or the lengths of its lists."""
+    what = {"runs": "by", "draws": "weights"}.get(order.kind, "lengths")
     return _digest([what, order.column, str(compiled.schema.field(order.column).type)])
 
 

@@ -21,6 +21,7 @@ from feedline.blocks.request import BlockDraws, BlockRequest, RowOrder
 from feedline.errors import DataError
 from feedline.warehouse.reading.fragment import Chunk, Fragment
 from feedline.warehouse.reading.quanta import quanta_of
+from feedline.warehouse.storage.faults import label
 
 
 def ordered_rows(
@@ -53,13 +54,14 @@ def ordered_rows(
 
 def drawn_rows(request: BlockRequest, draws: BlockDraws, values: Callable[[int], pl.Series]) -> NDArray[np.int64]:
     """int64 [draws]: the rows that are drawn of those of the pieces, laid end to end, in their order. values: their
-    quanta."""
+    weights."""
     found, first = list[NDArray[np.int64]](), 0
     for index, (piece, own) in enumerate(zip(request.pieces, draws.pieces, strict=True)):
-        quanta, rows, of_piece = values(index).to_numpy(), 0, list[NDArray[np.int64]]()
+        weights, rows, of_piece = values(index), 0, list[NDArray[np.int64]]()
         for position, count in enumerate(own.groups):
             stop = rows + piece.fragment.rows_of(position)
-            of_piece.append(rows + group_draws(quanta[rows:stop], count, draws.key, piece.fragment, position))
+            of_group = weights.slice(rows, stop - rows)
+            of_piece.append(rows + group_draws(of_group, count, draws.key, piece.fragment, position))
             rows = stop
         found.append(first + np.concatenate(of_piece)[own.skip : own.skip + own.rows])
         first += rows
@@ -67,23 +69,24 @@ def drawn_rows(request: BlockRequest, draws: BlockDraws, values: Callable[[int],
 
 
 def group_draws(
-    quanta: NDArray[np.int64], draws: int, key: Sequence[int | str], fragment: Fragment, position: int
+    weights: pl.Series, draws: int, key: Sequence[int | str], fragment: Fragment, position: int
 ) -> NDArray[np.int64]:
-    """int64 [draws]: the rows that are drawn of a row group of a fragment. quanta: int64 [rows]. key: of the epoch."""
+    """int64 [draws]: the rows that are drawn of a row group of a fragment. weights: of its kept rows. key: of the
+    epoch. Raises DataError for weights that are none."""
+    try:
+        quanta = quanta_of(weights).of_rows
+    except ValueError as error:
+        place = label(fragment.path, fragment.row_groups[position])
+        raise DataError(
+            f"weights in column {weights.name!r} {error} ({place}). Leave such rows out with source.where"
+        ) from error
     return draw_rows(quanta, draws, *key, fragment.path, fragment.row_groups[position])
 
 
 def order_values(order: RowOrder, column: pl.Series) -> pl.Series:
-    """What decides the order of rows, of their values in the order's column: the values, the lengths of lists (of a
-    null 0), or quanta. Raises DataError for weights that are none."""
-    if order.by_length:
-        return column.list.len().fill_null(0)
-    if order.kind == "runs":
-        return column
-    try:
-        return pl.Series(order.column, quanta_of(column))
-    except ValueError as error:
-        raise DataError(f"weights in column {order.column!r} {error}. Leave such rows out with source.where") from error
+    """What decides the order of rows, of their values in the order's column: the values, or the lengths of lists (of a
+    null 0)."""
+    return column.list.len().fill_null(0) if order.by_length else column
 
 
 def chunk_order(order: RowOrder, chunk: Chunk) -> pl.Series:

@@ -2,8 +2,9 @@
 
 Runs in: the feeder, the CLI, `Pipeline`. An epoch draws as many rows as filter and sample keep. A row group gets its
 expected number of draws, rounded down or up by one offset for the whole table (systematic sampling); within it, rows
-are drawn independently (`permutation.draw_rows`). So a row of q quanta, of Q in the table, is drawn N*q/Q times of N on
-average. `weigh_rows` reads the table once, as the counting pass does; all else is pure.
+are drawn independently (`permutation.draw_rows`). So a row of q quanta of 2^e, of a sum W in the table, is drawn
+N * q * 2^e / W times of N on average, whatever the scales of row groups: their sums are integers of any size.
+`weigh_rows` reads the table once, as the counting pass does; all else is pure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from feedline.blocks.request import RowOrder
 from feedline.expressions import BoundExpression
 from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.fragment import nearest_hint
-from feedline.warehouse.reading.quanta import MOST_QUANTA, can_weigh, quanta_of
+from feedline.warehouse.reading.quanta import EXACT, can_weigh, quanta_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.selection.row_measures import measure_rows
 from feedline.warehouse.selection.select import Selection
@@ -27,29 +28,38 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
 Int64s = NDArray[np.int64]
+Integers = NDArray[np.object_]
+
+DRAWS_VERSION = 2  # of the function from weights, seed and epoch to draws: part of a plan's fingerprint
 
 _PATH = ("shuffle", "weights")
+_RAISED = 1200  # beyond the exponent of quanta of the smallest float
+_HIGHEST = 2**16  # beyond all exponents
 
 
 @dataclass(frozen=True, slots=True)
 class _Quanta:
-    """The sum of a column's quanta."""
+    """The sum of a column's quanta, their exponent, raised so that none is negative, and precision."""
 
     column: str
-    name: str = "quanta 1"
-    width: int = 1
+    name: str = "quanta 2"
+    width: int = 3
 
     def of(self, values: pl.Series) -> Int64s:
-        return np.array([quanta_of(values).sum()], np.int64)
+        quanta = quanta_of(values)
+        return np.array([quanta.of_rows.sum(), quanta.exponent + _RAISED, quanta.precision], np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowWeights:
-    """The weights of a table's selected rows. quanta: int64 [row groups]. rows: that an epoch draws. seed: of the
+    """The weights of a table's selected rows. quanta: int64 [row groups], of 2^exponents, int64 [row groups].
+    precision: a positive weight is rounded by 2^-precision of itself at most. rows: that an epoch draws. seed: of the
     shuffle."""
 
     column: str
     quanta: Int64s
+    exponents: Int64s
+    precision: int
     rows: int
     seed: int
     _epochs: dict[tuple[int | str, ...], Int64s] = field(default_factory=dict, repr=False)
@@ -58,18 +68,26 @@ class RowWeights:
         """int64 [row groups]: how many rows an epoch draws from each. salt: of permutations."""
         key: tuple[int | str, ...] = (self.seed, epoch, *salt)
         if key not in self._epochs:
-            self._epochs[key] = draws_of_groups(self.quanta, self.rows, *key)
+            self._epochs[key] = draws_of_groups(self.sums, self.rows, *key)
         return self._epochs[key]
 
+    @property
+    def sums(self) -> Integers:
+        """Integers [row groups]: the sums of their weights, in units of the smallest quantum."""
+        some = self.quanta > 0
+        shifts = np.where(some, self.exponents - self.exponents[some].min(initial=_HIGHEST), 0)
+        sums: Integers = self.quanta.astype(object) << shifts.astype(object)
+        return sums
 
-def draws_of_groups(quanta: Int64s, draws: int, *key: int | str) -> Int64s:
-    """int64 [row groups]: how many of the draws fall into each row group. quanta: int64 [row groups], their sums."""
-    ends = np.cumsum(quanta.astype(object))  # of which products with `draws` exceed 64 bits
+
+def draws_of_groups(sums: Integers, draws: int, *key: int | str) -> Int64s:
+    """int64 [row groups]: how many of the draws fall into each row group. sums: the weights of the row groups."""
+    ends = np.cumsum(sums)
     total = int(ends[-1]) if len(ends) else 0
     if not total:
-        return np.zeros(len(quanta), np.int64)
-    offset = int(random_words(1, "offset", *key)[0]) % total
-    until = (ends * draws + offset) // total
+        return np.zeros(len(sums), np.int64)
+    offset = int(random_words(1, "offset", *key)[0]) * total >> 64
+    until: Integers = (ends * draws + offset) // total
     return np.diff(until, prepend=offset // total).astype(np.int64)
 
 
@@ -106,10 +124,16 @@ def weigh_rows(
         return None
     measure = _Quanta(order.column)
     measured = measure_rows(snapshot, selection, measure, where, sample=sample, work_dir=spec.work_dir, map=map)
-    quanta = measured[:, 0]
-    total = int(quanta.sum(dtype=object)) if len(quanta) else 0
-    if not 0 < total <= MOST_QUANTA:
-        rule = "sum to zero, so that no row can be drawn" if not total else f"sum to more than {MOST_QUANTA:,} quanta"
-        remedy = "Name another column" if not total else "Divide them by a constant"
-        raise spec.error(_PATH, f"the weights {rule}: got {total:,} of {int(selection.rows.sum()):,} rows. {remedy}")
-    return RowWeights(column=order.column, quanta=quanta, rows=int(selection.rows.sum()), seed=spec.shuffle.seed)
+    quanta, exponents, precisions = measured.T
+    rows = int(selection.rows.sum())
+    if not quanta.any():
+        rule = f"the weights sum to zero, so that no row can be drawn: got 0 of {rows:,} rows"
+        raise spec.error(_PATH, f"{rule}. Name another column")
+    return RowWeights(
+        column=order.column,
+        quanta=quanta,
+        exponents=exponents - _RAISED,
+        precision=int(precisions[quanta > 0].min(initial=EXACT)),
+        rows=rows,
+        seed=spec.shuffle.seed,
+    )

@@ -132,9 +132,7 @@ class StepRows:
             return np.zeros(0, np.int64)
         column = read_kept_rows(plan, group, [order.column]).frame.get_column(order.column)
         fragment = plan.selection.fragment(plan.snapshot, np.array([group]))
-        return group_draws(
-            order_values(order, column).to_numpy(), draws, (plan.seed, self.epoch, *plan.salt), fragment, 0
-        )
+        return group_draws(column, draws, (plan.seed, self.epoch, *plan.salt), fragment, 0)
 
     def _order_values(self, piece: Piece, order: RowOrder | None) -> pl.Series:
         """What orders a piece's rows."""

@@ -13,7 +13,9 @@ import pytest
 
 from feedline import Pipeline
 from feedline.errors import SpecError
-from feedline.planning.binding.weighted_rows import RowWeights
+from feedline.planning.binding.weighted_rows import DRAWS_VERSION, RowWeights
+from feedline.planning.plan import fingerprint_facts
+from feedline.warehouse.reading.quanta import EXACT
 
 
 def pipeline_of(folder: Path, **changes: Any) -> Pipeline:
@@ -50,9 +52,34 @@ def test_row_groups_are_drawn_by_the_weights_of_their_kept_rows(tmp_path: Path):
 
 
 def test_epochs_round_differently():
-    weights = RowWeights(column="w", quanta=np.array([1, 1, 1]), rows=4, seed=0)
+    exponents = np.zeros(3, np.int64)
+    weights = RowWeights(column="w", quanta=np.array([1, 1, 1]), exponents=exponents, precision=EXACT, rows=4, seed=0)
     assert len({tuple(weights.draws_in(epoch).tolist()) for epoch in range(20)}) == 3
     assert weights.draws_in(7) is weights.draws_in(7)
+
+
+@pytest.mark.parametrize("unit", [1e-20, 1e250])
+def test_row_groups_are_drawn_by_weights_of_any_scale(tmp_path: Path, unit: float):
+    rng = np.random.default_rng(1)
+    weight = rng.random(1000) ** 2 * unit * np.repeat(10.0 ** np.arange(-5, 5), 100)
+    weight[300:400] = 0
+    pipeline = pipeline_of(tmp_path)
+    pq.write_table(pa.table({"x": np.full(1000, 5), "weight": weight}), tmp_path / "t.parquet", row_group_size=100)
+    plan = pipeline.plan()
+    assert plan.weights is not None
+    assert plan.weights.precision > 20
+    expected = weight.reshape(10, 100).sum(axis=1) / weight.sum() * 1000
+    for epoch in range(3):
+        draws = plan.remaining_rows(epoch)
+        assert draws.sum() == 1000
+        assert (np.abs(draws - expected) < 1 + 1e-6).all()
+    sums = np.array([float(each) for each in plan.weights.sums])
+    assert np.allclose(sums / sums.sum(), expected / 1000, rtol=1e-12)
+
+
+def test_states_of_earlier_draws_are_of_another_plan(tmp_path: Path):
+    facts = fingerprint_facts(pipeline_of(tmp_path).plan())
+    assert facts["weights"] == ["weight", DRAWS_VERSION]
 
 
 def test_the_weight_of_a_sample_is_no_column(tmp_path: Path):
