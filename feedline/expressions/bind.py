@@ -1,7 +1,7 @@
 """Parse expression text, as in `where` and `expr`, and bind it to a schema: a Polars expression and its predicate.
 
 Text and schema travel between processes, never a Polars expression (`BoundExpression` pickles as its text). The text is
-never evaluated as Python or as SQL: `parse` rebuilds it from an allow-list (`tokens`, `parser`); `bind_expression`
+never evaluated as Python or as SQL: `parse` rebuilds it from an allow-list (`syntax`, `parser`); `bind_expression`
 types the tree against a schema (`binder`, `operators`, `functions`) and binds literals to the types they meet
 (`literals`). The reference of the language is `docs/expressions.md`.
 """

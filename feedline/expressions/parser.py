@@ -1,6 +1,6 @@
 """Parse an expression's text into a tree of the language's nodes.
 
-Pure. The text is checked (`tokens.scan`), parsed with `ast` and rebuilt node by node: a kind of Python node that
+Pure. The text is checked (`syntax.check`), parsed with `ast` and rebuilt node by node: a kind of Python node that
 `_Builder` does not name is refused. Functions and methods are looked up in the allow-list here, so a hostile text fails
 before it meets a table. Only arithmetic on two literals (`60 * 60`), which is bounded, is evaluated in Python.
 """
@@ -31,7 +31,7 @@ from feedline.expressions.nodes import (
 from feedline.expressions.operators import ARITHMETIC
 from feedline.expressions.predicates import Operator
 from feedline.expressions.spans import Fault, SourceText, Span
-from feedline.expressions.tokens import MAX_INTEGER_DIGITS, scan
+from feedline.expressions.syntax import MAX_INTEGER_DIGITS, check, fault_at, foreign
 
 _MAX_FOLDED_EXPONENT = 64
 _ATTEMPTS = 20
@@ -69,20 +69,19 @@ def parse_tree(text: str) -> Node:
     Raises:
         Fault: at the first construct that is not of the language.
     """
-    tokens = scan(text)
+    masked = check(text)
     source = SourceText(text)
     try:
         tree = python_tree(source.wrapped).body
     except SyntaxError as error:
-        at = source.offset(error.lineno or 1, (error.offset or 1) - 1)
-        token = next((t for t in tokens if t.span.stop > at), None)
-        if token is None:
-            raise Fault("the expression is incomplete", Span(len(text), len(text))) from None
-        raise Fault(f"unexpected `{token.string[:40]}`", token.span) from None
-    except (ValueError, RecursionError, MemoryError):  # despite the limits of the scan
-        raise Fault("the expression is too complex to be parsed", Span(0, 1)) from None
+        raise fault_at(text, masked, source.offset(error.lineno or 1, (error.offset or 1) - 1)) from None
+    except (ValueError, RecursionError, MemoryError):  # the parser's own limits, which differ between Pythons
+        raise _too_deep(text) from None
     _check_depth(tree, source)
-    return _Builder(source).node(tree)
+    try:
+        return _Builder(source).node(tree)
+    except Fault as fault:
+        raise foreign(text, masked) or fault from None
 
 
 def python_tree(text: str) -> ast.Expression:
@@ -102,7 +101,11 @@ def _check_depth(tree: ast.expr, source: SourceText) -> None:
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         if not level:
             return
-    raise Fault(f"the expression is nested too deeply: more than {MAX_DEPTH} levels", Span(0, len(source.text)))
+    raise _too_deep(source.text)
+
+
+def _too_deep(text: str) -> Fault:
+    return Fault(f"the expression is nested too deeply: more than {MAX_DEPTH} levels", Span(0, len(text)))
 
 
 class _Builder:
@@ -118,7 +121,7 @@ class _Builder:
                 return ColumnRef(name=tree.id, span=self._span(tree))
             case ast.Constant():
                 return self._constant(tree)
-            case ast.UnaryOp():
+            case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.UAdd()):
                 return self._unary(tree)
             case ast.BinOp(op=op) if type(op) in _ARITHMETIC:
                 return self._arithmetic(tree)
@@ -299,8 +302,10 @@ def _fold(op: ArithmeticOperator, left: int | float, right: int | float, span: S
         raise Fault(f"`{op}` of these two literals is refused: write its result", span)
     try:
         value: int | float = ARITHMETIC[op](left, right)
-    except (OverflowError, ZeroDivisionError) as error:
-        raise Fault(f"the literal cannot be computed: {error}", span) from None
+    except ZeroDivisionError:
+        raise Fault("the literal divides by zero", span) from None
+    except OverflowError:
+        raise Fault("the number is too large for a float64", span) from None
     if abs(value) >= 10**MAX_INTEGER_DIGITS and isinstance(value, int):
         raise Fault(f"the number is too long: expected at most {MAX_INTEGER_DIGITS} digits", span)
     if not math.isfinite(value):

@@ -104,6 +104,7 @@ def test_a_nan_stays_in_its_row():
     assert encoder(feature).isnan().all(1).tolist() == [False, True, True, False]
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")  # of torch, on that version alone
 def test_modules_compile_into_one_graph():
     embedding, bag = DedupEmbedding(IDS, WIDTH), DedupEmbeddingBag(IDS, WIDTH)
     encoder = DedupSequenceEncoder(WIDTH, 2, 1, 16, 0.0, max_length=12)
