@@ -16,6 +16,7 @@ import pyarrow as pa
 from feedline.artifacts.artifact_files import list_names, parquet_bytes, parsed_parquet, read_file, write_file
 from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.errors import CorruptFileError, SpecError
+from feedline.warehouse.parquet.schemas import storage_schema
 from feedline.warehouse.storage.locations import join
 
 FOLDER = "serving"
@@ -81,6 +82,6 @@ def _load(folder: str, name: str) -> pa.Schema | None:
     content = read_file(folder, name)
     if content is None:
         return None
-    schema = parsed_parquet(content, join(folder, name)).schema_arrow
+    schema = storage_schema(parsed_parquet(content, join(folder, name)).schema_arrow)
     table = (schema.metadata or {}).get(_TABLE_KEY)
     return schema.remove_metadata() if table is None else schema.with_metadata({_TABLE_KEY: table})

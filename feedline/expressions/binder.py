@@ -19,7 +19,6 @@ from feedline.expressions.types import (
     INTEGER,
     LIST,
     MAP,
-    MAX_DECIMAL_PRECISION,
     STRING,
     STRUCT,
     column_type,
@@ -29,6 +28,7 @@ from feedline.expressions.types import (
     nearest,
     quote_name,
     type_name,
+    unknown_type_hint,
 )
 
 _CONSTANTS = {
@@ -106,8 +106,9 @@ class Binder:
             )
         field = self._schema.field(indices[0])
         dtype = column_type(field)
-        if dtype is None or (isinstance(dtype, pl.Decimal) and (dtype.precision or 0) > MAX_DECIMAL_PRECISION):
-            raise Fault(f"the column {quote_name(name)} has a type outside the language: {field.type}", node.span)
+        if dtype is None:
+            hint = unknown_type_hint(field.type)
+            raise Fault(f"the column {quote_name(name)} has a type outside the language: {field.type}{hint}", node.span)
         return _column_operand(
             pl.col(name), dtype, node.span, frozenset({name}), None if pa.types.is_date64(field.type) else name
         )

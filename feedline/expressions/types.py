@@ -7,9 +7,10 @@ the unit of the language's rules: "integer" covers all widths, "timestamp" all u
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import polars as pl
 import pyarrow as pa
@@ -115,11 +116,41 @@ def column_type(field: pa.Field) -> pl.DataType | None:
 
 @functools.lru_cache(maxsize=1024)  # hundreds of columns have few types
 def _polars_type(kind: pa.DataType) -> pl.DataType | None:
+    if _holds(kind, _has_unknown_zone) or (not pat.is_struct(kind) and is_too_wide(kind)):
+        return None  # Polars would panic, or fail at the first value; of a struct, other fields may be read
     bare = pa.schema([pa.field("column", kind)])
     try:
         return pl.DataFrame(bare.empty_table()).dtypes[0]
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, pa.ArrowException, NotImplementedError):
         return None
+
+
+def _has_unknown_zone(kind: pa.DataType) -> bool:
+    if not pat.is_timestamp(kind) or not kind.tz:
+        return False
+    try:
+        ZoneInfo(kind.tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return True
+    return False
+
+
+def is_too_wide(kind: pa.DataType) -> bool:
+    """Whether values, or values inside them, are decimals of more digits than Polars holds."""
+    return _holds(kind, lambda inner: bool(pat.is_decimal(inner) and inner.precision > MAX_DECIMAL_PRECISION))
+
+
+def _holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    return test(kind) or any(_holds(kind.field(index).type, test) for index in range(kind.num_fields))
+
+
+def unknown_type_hint(kind: pa.DataType) -> str:
+    """The remedy for a column of a type that Polars lacks."""
+    if _holds(kind, _has_unknown_zone):
+        return ". Name a zone that the time zone database has, as its type in source.schema.columns"
+    if is_too_wide(kind):
+        return ". Rewrite it with at most 38 digits, or leave it out"
+    return ". Leave the column out, or rewrite it in another type"
 
 
 def has_strings(kind: pa.DataType) -> bool:

@@ -21,7 +21,7 @@ from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import moment_of
-from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message
+from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message, storage_type
 from feedline.warehouse.snapshot.landed_files import Landing, LandingRule, landed
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
@@ -131,7 +131,7 @@ def schema_rules(source: SourceSpec) -> SchemaRules:
     return SchemaRules(
         missing_error=rules.missing == "error",
         extra_error=rules.extra == "error",
-        columns={name: parse_type(kind) for name, kind in (rules.columns or {}).items()},
+        columns={name: storage_type(parse_type(kind)) for name, kind in (rules.columns or {}).items()},
     )
 
 

@@ -6,10 +6,10 @@ Runs in: the process that profiles. Pure. Scores order candidates; they are no p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
-from feedline.profiling.roles import name_words
-from feedline.profiling.table_facts import ColumnProfile, LabelCandidate, NumberFacts, TimeCandidate
+from feedline.expressions.moments import moment_text
+from feedline.profiling.roles import EPOCH_UNITS, epoch_unit, name_words
+from feedline.profiling.table_facts import ColumnProfile, LabelCandidate, TimeCandidate
 
 _LABEL_WORDS = {"label", "labels", "target", "targets", "y", "outcome", "truth"}
 _EVENT_WORDS = {"click", "clicks", "clicked", "clk", "convert", "converted", "conversion", "purchase", "purchased"}
@@ -19,8 +19,6 @@ _EVENT_WORDS |= {"subscribed", "response"}
 _RATING_WORDS = {"rating", "ratings", "stars", "score", "relevance", "grade"}
 _TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime", "day", "ds", "dt", "hour", "at", "when"}
 _LEAST_LABEL, _LEAST_TIME = 0.25, 0.3  # scores of the weakest candidates that are listed
-_YEARS = (datetime(1990, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC))
-_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def find_labels(columns: Sequence[ColumnProfile]) -> tuple[LabelCandidate, ...]:
@@ -81,10 +79,11 @@ def _time(column: ColumnProfile) -> TimeCandidate | None:
     elif column.time_like is not None:
         score, reasons = 0.5, [column.time_like, *reasons]
     elif column.numbers is not None and column.role in ("numeric", "category") and column.type.startswith(("int", "u")):
-        unit = epoch_unit(column.numbers)
+        low, high = column.numbers.min, column.numbers.max
+        unit = None if low is None or high is None else epoch_unit(low, high)
         if unit is None:
             return None
-        first, last = (_moment(number, unit) for number in (column.numbers.min, column.numbers.max))
+        first, last = (_moment(number, unit) for number in (low, high))
         score, bonus, reasons = 0.3, 2 * bonus, [f"{column.type} in the range of {unit} since 1970", *reasons]
     else:
         return None
@@ -100,21 +99,7 @@ def _time(column: ColumnProfile) -> TimeCandidate | None:
     )
 
 
-def epoch_unit(numbers: NumberFacts) -> str | None:
-    """The unit in which integers may count the time since 1970: they lie between 1990 and 2050, and not all within a
-    second of each other."""
-    if numbers.min is None or numbers.max is None:
-        return None
-    low, high = (year.timestamp() for year in _YEARS)
-    for unit, per_second in _UNITS.items():
-        within = low * per_second <= numbers.min and numbers.max <= high * per_second
-        if within and numbers.max - numbers.min >= per_second:
-            return unit
-    return None
-
-
 def _moment(number: float | None, unit: str) -> str | None:
     if number is None:
         return None
-    seconds = int(number) // _UNITS[unit]
-    return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()
+    return moment_text(int(number) // EPOCH_UNITS[unit], "s")

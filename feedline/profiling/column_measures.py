@@ -7,7 +7,6 @@ and repeats. Of lists with very many elements, those of the first lists are coun
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.expressions.moments import moment_text
 from feedline.profiling.distinct_values import Runs, count_distinct, frequent_values
 from feedline.profiling.number_measures import number_facts, quantiles_of
-from feedline.profiling.roles import is_id_like, role_of_integers, role_of_type
+from feedline.profiling.roles import epoch_unit, is_id_like, role_of_integers, role_of_type
 from feedline.profiling.table_facts import ColumnProfile, ListLengths
 from feedline.transforms.values.kinds import WEIGHTED_FIELDS
 from feedline.warehouse.parquet.repeated_rows import first_rows_of_table
@@ -27,6 +27,7 @@ from feedline.warehouse.parquet.schemas import is_list
 _MOST_ELEMENTS = 1 << 20  # of lists, for their vocabulary and numbers: more would take most of the time
 _ISO_DATE = r"^[0-9]{4}-[01][0-9]-[0-3][0-9]([T ][0-2][0-9]:[0-5][0-9].*)?$"
 _CHECKED_STRINGS = 100  # the most frequent, which all have to be dates
+_MOST_TIMES = (0.1, 0.9)  # shares of the sorted times between which those lie that tell the unit
 _VECTOR_ROWS = 2  # lists from which on equal lengths make a vector
 
 
@@ -46,6 +47,17 @@ class SampledColumn:
     @property
     def rows(self) -> int:
         return len(self.values)
+
+
+def measure_any(column: SampledColumn) -> ColumnProfile:
+    """The facts of a column; of one whose values Polars or numpy cannot take, whatever the error, why: the table's
+    other columns have facts."""
+    try:
+        return measure_column(column)
+    except (Exception, pl.exceptions.PanicException) as error:
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+        profile = measure_column(replace(column, values=column.values[:0]))
+        return replace(profile, rows=column.rows, role="unsupported", reason=f"its values cannot be measured: {cause}")
 
 
 def measure_column(column: SampledColumn) -> ColumnProfile:
@@ -112,17 +124,17 @@ def _with_values(profile: ColumnProfile, column: SampledColumn) -> ColumnProfile
 
 
 def _time_range(series: pl.Series) -> dict[str, Any]:
-    try:
-        return {"first": iso(series.min()), "last": iso(series.max())}
-    except (ValueError, OverflowError):  # beyond the years that Python's calendar has
-        return {}
-
-
-def iso(moment: Any) -> str | None:
-    """A date or time in ISO 8601, of any zone in UTC; None for None."""
-    if isinstance(moment, datetime) and moment.tzinfo is not None:
-        moment = moment.astimezone(UTC)
-    return None if moment is None else str(moment.isoformat())
+    """The ends, of any zone in UTC, and the unit that most of the values fit better than their own."""
+    counts = np.sort(series.drop_nulls().to_physical().to_numpy())
+    unit = series.dtype.time_unit if isinstance(series.dtype, pl.Datetime) else "D"
+    first, last = (moment_text(int(end), unit, getattr(series.dtype, "time_zone", None)) for end in counts[[0, -1]])
+    low, high = (int(counts[int(share * (len(counts) - 1))]) for share in _MOST_TIMES)
+    other = None if unit == "D" or epoch_unit(low, high, (unit,)) else epoch_unit(low, high)
+    if other is None:
+        return {"first": first, "last": last}
+    ends = (moment_text(each, other)[:10] for each in (low, high))
+    reason = f"its unit may be wrong: as {other} since 1970, most values lie between {' and '.join(ends)}"
+    return {"first": first, "last": last, "reason": reason}
 
 
 def _string_facts(series: pl.Series, counts: pl.DataFrame) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from feedline.expressions.moments import python_values
 from feedline.profiling.table_facts import DistinctCount, FrequentValue
 
 _FREQUENT = 5  # values whose shares are kept
@@ -68,10 +69,10 @@ def frequent_values(counts: pl.DataFrame, *, shown: bool, most: int = _FREQUENT)
 
 
 def _texts(values: pl.Series) -> list[str]:
-    """Values as text. Times by Polars: Python's calendar ends in the year 9999."""
+    """Values as strings."""
     if values.dtype == pl.Binary:
         return [value.decode(errors="replace") for value in values.to_list()]
-    return values.cast(pl.String).to_list() if values.dtype.is_temporal() else [str(each) for each in values.to_list()]
+    return [str(value) for value in python_values(values)]
 
 
 def _estimate(values: pl.Series, runs: Runs, sample: int, growth: float) -> tuple[int, float]:

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from feedline.profiling.column_measures import iso
 from feedline.profiling.table_facts import ColumnProfile, NumberFacts, PartitionKey
 from feedline.warehouse.reading.fragment import UNCOUNTED, fragment_at
-from feedline.warehouse.selection.column_bounds import value_ranges
+from feedline.warehouse.selection.column_bounds import end_value, value_ranges
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 _CHUNKS = 4096  # of columns in row groups whose encodings are looked up
@@ -41,7 +40,7 @@ def partition_keys(snapshot: Snapshot) -> tuple[PartitionKey, ...]:
     for name in snapshot.partition_columns:
         values = pc.struct_field(snapshot.files["partition"], name).combine_chunks().drop_null()
         ends, count = pc.min_max(values), int(pc.count_distinct(values).as_py())
-        first, last = (str(ends[side].as_py()) if count else None for side in ("min", "max"))
+        first, last = (str(end_value(ends[side])) if count else None for side in ("min", "max"))
         found.append(PartitionKey(name=name, type=str(values.type), values=count, first=first, last=last))
     return tuple(found)
 
@@ -120,12 +119,12 @@ def _with_keys(column: ColumnProfile, values: pa.Array) -> ColumnProfile:
     ends = pc.min_max(some)
     count = int(pc.count_distinct(some).as_py())
     column = replace(column, vocabulary=replace(column.vocabulary, table=count, error=0.0), constant=count == 1)
-    return _with_range(column, ends["min"].as_py(), ends["max"].as_py())
+    return _with_range(column, end_value(ends["min"]), end_value(ends["max"]))
 
 
 def _with_range(column: ColumnProfile, low: Any, high: Any) -> ColumnProfile:
     if column.role == "time":
-        return replace(column, first=iso(low), last=iso(high), range_exact=True)
+        return replace(column, first=low, last=high, range_exact=True)
     if column.numbers is None or column.role not in ("numeric", "category"):
         return column
     if not all(map(math.isfinite, (low, high))):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.profiling.candidates import find_labels, find_times
-from feedline.profiling.column_measures import SampledColumn, frame_column, measure_column
+from feedline.profiling.column_measures import SampledColumn, frame_column, measure_any
 from feedline.profiling.disguises import LabelValues
 from feedline.profiling.distinct_values import count_distinct, frequent_values
 from feedline.profiling.footer_measures import (
@@ -128,7 +128,7 @@ def _measure_columns(taken: TableSample, options: ProfileOptions, selected_rows:
             table_rows=selected_rows,
             shown=options.values or name in snapshot.partition_columns,
         )
-        profile, why = measure_column(column), sample.unreadable.get(name)
+        profile, why = measure_any(column), sample.unreadable.get(name)
         if name in snapshot.partition_columns:
             return replace(profile, partition=True)
         return profile if why is None else replace(profile, role="unsupported", reason=why)
@@ -177,6 +177,12 @@ def _compare(
     ):
         times = TimeOrder(frame_column(rows[time]))
 
+    def compare_any(column: ColumnProfile) -> ColumnProfile:
+        try:
+            return compare(column)
+        except (Exception, pl.exceptions.PanicException):  # as in `measure_any`: it is shown without a comparison
+            return column
+
     def compare(column: ColumnProfile) -> ColumnProfile:
         if column.name not in read or column.role not in (*_COMPARED_ROLES, "time") or column.all_null:
             return column
@@ -192,7 +198,7 @@ def _compare(
         return column
 
     found: list[ColumnProfile] = []
-    for column in in_threads(compare, columns):
+    for column in in_threads(compare_any, columns):
         found.append(column)
         report_phase("comparisons", len(found), len(columns))
     return found
@@ -239,6 +245,8 @@ def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str |
     elif not taken.sample.rows.num_rows:
         kept = "no row of the sample could be read" if taken.skipped else "the sample has no row that `where` keeps"
         found.append(f"{kept}: columns are described by their types and footers alone")
+    found += [f"column {name!r} is left out: {reason}" for name, reason in taken.sample.unreadable.items()]
+    found += [f"column {each.name!r}: {each.reason}" for each in columns if each.role == "time" and each.reason]
     found += [
         f"column {column.name!r} may be the label {label!r} in disguise: {column.disguise}"
         for column in columns

@@ -7,12 +7,14 @@ the sample tell apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.profiling.table_facts import ColumnRole, DistinctCount, NumberFacts
+from feedline.expressions.types import column_type
+from feedline.profiling.table_facts import ColumnRole, DistinctCount, Number, NumberFacts
 from feedline.transforms.values.kinds import WEIGHTED_FIELDS
 from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 
@@ -23,6 +25,8 @@ _ID_WORDS |= {"segment", "bucket", "zip", "sku", "brand", "cookie", "device", "i
 _THINGS = {"user", "customer", "member", "visitor", "account", "session", "query", "item", "product", "movie", "song"}
 _THINGS |= {"ad", "campaign", "advertiser", "publisher", "seller", "merchant", "shop", "store", "site", "channel"}
 _HASHED = 1 << 31  # integers that spread wider than this are hashes or ids, not measurements
+EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_YEARS = (datetime(1990, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC))  # in which the times of rows lie
 _MOSTLY_DISTINCT, _LEAST_ROWS = 0.95, 100  # an id: so many distinct values per row, of so many rows
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
@@ -52,6 +56,8 @@ def role_of_type(kind: pa.DataType) -> tuple[ColumnRole, str | None]:
     """The role that a type has, and why it is nested or unsupported; the sample says more of integers."""
     if is_list(kind) or pat.is_fixed_size_list(kind):
         return _role_of_list(kind.value_type)
+    if pat.is_timestamp(kind) and column_type(pa.field("", kind)) is None:
+        return "unsupported", f"no zone of its type's name is known: {kind.tz}"
     found = next(((role, reason) for test, role, reason in _ROLES if test(kind)), None)
     return ("unsupported", f"no op takes {kind}") if found is None else found
 
@@ -82,6 +88,17 @@ def role_of_integers(
     if vocabulary is not None and vocabulary.sample <= 2 < rows:
         return "category", "two values" if vocabulary.sample == 2 else "one value"
     return "numeric", None
+
+
+def epoch_unit(low: Number, high: Number, units: Sequence[str] = tuple(EPOCH_UNITS)) -> str | None:
+    """The unit in which numbers may count the time since 1970: both ends lie between 1990 and 2050, and not within a
+    second of each other."""
+    first, last = (year.timestamp() for year in _YEARS)
+    for unit in units:
+        per_second = EPOCH_UNITS[unit]
+        if first * per_second <= low and high <= last * per_second and high - low >= per_second:
+            return unit
+    return None
 
 
 def is_id_like(vocabulary: DistinctCount | None, values: int, table_values: float) -> bool:

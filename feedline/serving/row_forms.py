@@ -18,6 +18,7 @@ import pyarrow.types as pat
 
 from feedline.errors import DataError
 from feedline.serving.request_types import is_pandas, series_array, table_of
+from feedline.warehouse.parquet.schemas import relabel, storage_rows, storage_schema
 
 Rows: TypeAlias = (
     pa.Table | pa.RecordBatch | pl.DataFrame | pl.LazyFrame | Mapping[str, Any] | Sequence[Mapping[str, Any]] | Any
@@ -34,18 +35,22 @@ def frame_of(rows: Rows, types: pa.Schema) -> Frame:
     Raises DataError for what does not hold rows, for columns of different lengths, for rows of different columns, and
     for values that do not fit the type of their column.
     """
-    if isinstance(rows, pa.Table | pa.RecordBatch | pl.DataFrame):
+    if isinstance(rows, pl.DataFrame):
         return rows
+    if isinstance(rows, pa.RecordBatch):
+        return relabel(rows, storage_schema(rows.schema))
+    if isinstance(rows, pa.Table):
+        return storage_rows(rows)
     if isinstance(rows, pl.LazyFrame):
         return rows.collect()
     if isinstance(rows, Mapping):
-        return _of_row(rows, types) if _is_row(rows) else table_of(rows, types)
+        return _of_row(rows, types) if _is_row(rows) else storage_rows(table_of(rows, types))
     if is_pandas(rows, "DataFrame"):
-        return _of_pandas(rows, types)
+        return storage_rows(_of_pandas(rows, types))
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
         return _of_dicts(rows, types)
     if hasattr(rows, "__arrow_c_stream__"):
-        return pa.table(rows)
+        return storage_rows(pa.table(rows))
     raise DataError(f"transform takes rows: got {type(rows).__name__}, expected {_EXPECTED}")
 
 

@@ -58,6 +58,9 @@ def test_kinds_and_descriptions(arrow: pa.DataType, expected_kind: str, descript
 
 def test_types_that_polars_lacks_have_no_column_type():
     assert column_type(pa.field("x", pa.dense_union([pa.field("a", pa.int8())]))) is None
+    assert column_type(pa.field("x", pa.list_(pa.timestamp("us", "Foo/Bar")))) is None
+    assert column_type(pa.field("x", pa.list_(pa.decimal256(39, 2)))) is None
+    assert column_type(pa.field("x", pa.decimal256(38, 2))) == pl.Decimal(38, 2)
 
 
 def test_fixed_size_lists_are_described_with_their_size_and_become_lists():

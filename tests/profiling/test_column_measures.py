@@ -7,9 +7,11 @@ from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
+from feedline.profiling import column_measures
 from feedline.profiling.column_measures import SampledColumn, length_percentiles, measure_column
 from feedline.profiling.table_facts import ColumnProfile
 
@@ -121,7 +123,50 @@ def test_times_have_a_range_as_far_as_the_calendar_goes():
     assert (found.first, found.last) == ("2020-01-01T00:00:00", "2024-05-17T01:02:03")
     beyond = measure(pa.array([2**60, 0], pa.int64()).cast(pa.timestamp("us")))
     assert beyond.role == "time"
-    assert beyond.last is None
+    assert (beyond.first, beyond.last) == ("1970-01-01T00:00:00", "+38504-08-17T21:30:06.846976")
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo", "US/Pacific"])
+@pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31", "+33658-01-01", "-30000-01-01"])
+def test_sentinels_are_measured_in_every_unit_and_zone(zone: str | None, day: str):
+    seconds = int(np.datetime64(day.removeprefix("+"), "s").astype(np.int64))
+    end = "T00:00:00" + ("" if zone is None else "+00:00")
+    expected = [text + end for _, text in sorted([(seconds, day), (0, "1970-01-01")])]
+    for unit, factor in (("s", 1), ("ms", 10**3), ("us", 10**6)):
+        found = measure(pa.array([seconds * factor] * 3 + [0], pa.timestamp(unit, zone)))
+        assert [found.first, found.last] == expected
+        assert [value.share for value in found.frequent] == [0.75, 0.25]
+        assert found.reason is None
+
+
+@pytest.mark.parametrize(("stored", "meant"), [("us", "ms"), ("ms", "us"), ("us", "s"), ("ns", "us"), ("ms", "s")])
+def test_a_wrong_unit_is_found(stored: str, meant: str):
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[meant]
+    seconds = 1_700_000_000 + np.arange(100) * 86_400
+    found = measure(pa.array(seconds * per_second, pa.timestamp(stored)))
+    ends = "most values lie between 2023-11-23 and 2024-02-11"
+    assert found.reason == f"its unit may be wrong: as {meant} since 1970, {ends}"
+    right = measure(pa.array(seconds * per_second, pa.timestamp(meant)))
+    assert right.reason is None
+
+
+def test_a_column_that_cannot_be_measured_says_why(monkeypatch: pytest.MonkeyPatch):
+    def fail(*arguments: object) -> None:
+        raise pl.exceptions.PanicException("out-of-range date\nand more")
+
+    monkeypatch.setattr(column_measures, "count_distinct", fail)
+    values = pa.chunked_array([pa.array([1, 2, 3])])
+    column = SampledColumn(
+        field=pa.field("x", pa.int64()),
+        values=values,
+        runs=np.zeros(3, np.int64),
+        borders=np.zeros(1, np.int64),
+        whole=True,
+        table_rows=3,
+    )
+    found = column_measures.measure_any(column)
+    assert (found.role, found.rows) == ("unsupported", 3)
+    assert found.reason == "its values cannot be measured: PanicException: out-of-range date"
 
 
 def test_lists_have_lengths_and_elements():

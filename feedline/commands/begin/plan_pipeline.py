@@ -132,6 +132,7 @@ def _reasons(left_out: Sequence[LeftOut]) -> str:
 def _notes(facts: TableFacts, session: str | None) -> tuple[str, ...]:
     """Sentences that no line of the features says."""
     said = [f"column {column.name!r} may be the label" for column in facts.disguises]
+    said += [f"column {column.name!r} is left out" for column in facts.columns if column.role == "unsupported"]
     warnings = [each for each in facts.warnings if not each.startswith(tuple(said))]
     apart = [each for each in facts.sessions if each.saved_share >= WORTHWHILE and not each.clustered]
     sessions = [

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.errors import DataError, PlanError
+from feedline.expressions.moments import python_values
 from feedline.pipeline import Pipeline
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.planning.binding.selected_rows import bound_marks, bound_sample, bound_where, rows_of
@@ -113,7 +114,7 @@ def _sources(feature: FeatureSpec) -> list[FeatureSpec]:
 
 
 def _input_values(inputs: pl.DataFrame, sources: Sequence[FeatureSpec]) -> list[Any]:
-    columns = [inputs.get_column(source.name).to_list() for source in sources]
+    columns = [python_values(inputs.get_column(source.name)) for source in sources]
     return columns[0] if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
 
 
@@ -131,7 +132,7 @@ def _values(
     values: list[Any] = []
     for row in range(frame.height):
         try:
-            [value] = alone.apply(frame.slice(row, 1)).to_series().to_list()
+            [value] = python_values(alone.apply(frame.slice(row, 1)).to_series())
         except DataError as error:
             values.append(_RowError(str(error)))
         else:

@@ -114,8 +114,13 @@ def ends_of(column: ColumnProfile) -> tuple[str, str]:
     """The least and the greatest number or time, as text."""
     if column.numbers is not None:
         return number_of(column.numbers.min), number_of(column.numbers.max)
-    first, last = ((end or "")[:_SECONDS].replace("T", " ") for end in (column.first, column.last))
+    first, last = (_short_time(end or "") for end in (column.first, column.last))
     return first, last
+
+
+def _short_time(text: str) -> str:
+    """A time up to its seconds; of a year that needs a sign, its date."""
+    return text.partition("T")[0] if text.startswith(("+", "-")) else text[:_SECONDS].replace("T", " ")
 
 
 def _median(column: ColumnProfile) -> str:

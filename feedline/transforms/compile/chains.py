@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions.column_parts import has_column, part_field, part_of
-from feedline.expressions.types import column_type, inner_type, language_type, nearest
+from feedline.expressions.types import column_type, inner_type, is_too_wide, language_type, nearest, unknown_type_hint
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.fit_requests import FitRequests, Key, OpPosition, Provenance, fit_key
 from feedline.transforms.compile.group_types import finish, finish_element
@@ -245,8 +245,8 @@ class Compiler:
             message = f"the table has {len(indices)} columns {name!r}"
         elif name == "*" or (name.startswith("^") and name.endswith("$")):
             message = f"the column {name!r} is named like a pattern of Polars: rename it to use it"
-        elif (dtype := column_type(self.schema.field(indices[0]))) is None:
-            message = f"the column {name!r} has a type that Polars lacks: {self.schema.field(indices[0]).type}"
+        elif (dtype := column_type(field := self.schema.field(indices[0]))) is None or is_too_wide(field.type):
+            message = f"the column {name!r} has a type that Polars lacks: {field.type}{unknown_type_hint(field.type)}"
         else:
             return dtype
         raise SpecError(message)

@@ -28,6 +28,7 @@ from feedline.warehouse.parquet.column_chunk import (
     take_rows,
 )
 from feedline.warehouse.parquet.column_kinds import ColumnKind, column_kind
+from feedline.warehouse.parquet.schemas import relabel, storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
 from feedline.warehouse.storage.ranges import Range, adjacent, chunk_ranges
@@ -92,7 +93,8 @@ def chunk_sizes(rows: int, most: int, first: int = 0) -> Iterator[int]:
 class FileDecoder:
     """Decodes one file's columns, under the table's names.
 
-    schema, stored: its columns and their Parquet columns. like: the decoder of a file with the same ones.
+    schema, stored: its columns and their Parquet columns. as_stored: none is of a type that pyarrow reads, but no
+    column of a table has (`storage_type`). like: the decoder of a file with the same columns.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class FileDecoder:
         file_bytes: int,
         *,
         decoder: str = "auto",
+        as_stored: bool = True,
         like: FileDecoder | None = None,
     ) -> None:
         self._schema = schema
@@ -113,6 +116,7 @@ class FileDecoder:
         self._uri = uri
         self._file_bytes = file_bytes
         self._decoder = decoder
+        self._as_stored = as_stored
         self._alone = {leaves.start: name for name, leaves in stored.items() if len(leaves) == 1}
         self._kinds: dict[int, ColumnKind | str] = {} if like is None else like._kinds
 
@@ -209,4 +213,6 @@ class FileDecoder:
         return DecodedRows(rows, pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays)), compact)
 
     def _rename(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._as_stored:
+            batch = relabel(batch, storage_schema(batch.schema))
         return batch if self._names is None else self._names.rename(batch, self._uri)

@@ -29,7 +29,7 @@ from feedline.warehouse.parquet.dedup_columns import (
     lost_metadata,
     may_be_flag,
 )
-from feedline.warehouse.parquet.schemas import FIELD_ID, leaf_count, without_dictionaries
+from feedline.warehouse.parquet.schemas import FIELD_ID, leaf_count, storage_schema, without_dictionaries
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.parquet.thrift import BYTE_ARRAY, PHYSICAL, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
@@ -119,8 +119,9 @@ def open_parquet(
     """Open a Parquet file with the settings that all readers of Feedline share. `pre_buffer`: for sources with latency.
 
     INT96 timestamps become microseconds, as Spark writes them: nanoseconds wrap around silently outside 1677-2262.
-    Extension types are read as their storage. Page checksums are verified where present. `dictionaries`: paths of the
-    Parquet columns of strings to read as dictionaries.
+    Extension types that a process registered, and pyarrow's own, are still in the schema: see `storage_schema`. Page
+    checksums are verified where present. `dictionaries`: paths of the Parquet columns of strings to read as
+    dictionaries.
     """
     return _ByIndex(
         source,
@@ -216,7 +217,7 @@ def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
 
 
 def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: StoredNames | None) -> FileFacts:
-    schema, metadata = parquet.schema_arrow, parquet.metadata
+    schema, metadata = storage_schema(parquet.schema_arrow), parquet.metadata
     stored = [PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
     leaf_ranges = column_leaves(schema, len(stored), name)
     structure = _structure(tail, name)

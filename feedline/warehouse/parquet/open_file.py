@@ -34,6 +34,7 @@ from feedline.warehouse.parquet.footer import (
     parsed_footer,
     parsed_footers,
 )
+from feedline.warehouse.parquet.schemas import storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
 from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
@@ -320,7 +321,8 @@ def _layout(version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
     known = _layouts.get(key)
     if known is not None:
         return known
-    schema, metadata = parquet.schema_arrow, parquet.metadata
+    schema, metadata = storage_schema(parquet.schema_arrow), parquet.metadata
+    as_stored = schema == parquet.schema_arrow
     rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
     dedup = dedup_metadata(metadata.metadata, schema, rows, version.uri)
     if version.stored_names is not None:
@@ -341,6 +343,7 @@ def _layout(version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
         version.uri,
         version.size_bytes,
         decoder=version.decoder,
+        as_stored=as_stored,
         like=None if like is None else like[3],
     )
     return _layouts.put(key, (schema, stored, dedup, decoder))

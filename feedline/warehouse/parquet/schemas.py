@@ -11,6 +11,8 @@ changed kind of value and an error that names the column and two files:
     timestamps of two units     the finer unit      timestamps of two zones     UTC (the instants are the same)
     structs                     union of fields     a column a file lacks       null in that file's rows
 
+A file's own types are read as `storage_type` has them: extension types as their storage, offsets from UTC as UTC.
+
 A declared type (`SchemaRules`) replaces the union, and the files' types must widen into it (`widens`): by the rules
 above, from integers into floats that hold them all, and between the two widths of offsets.
 """
@@ -18,8 +20,10 @@ above, from integers into floats that hold them all, and between the two widths 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -28,6 +32,9 @@ from feedline.errors import TableError
 
 FIELD_ID = b"PARQUET:field_id"  # of a field's metadata: its id in the table's log
 _UNITS = ("s", "ms", "us", "ns")
+# Classes of types that have no zone and no other type inside them.
+_PLAIN = {pa.DataType, pa.Decimal128Type, pa.Decimal256Type, pa.FixedSizeBinaryType}
+_OFFSET = re.compile(r"[+-]\d\d(:?\d\d)?|[Zz]")  # a zone that is an offset from UTC: +05:30, -03, Z
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
@@ -147,6 +154,59 @@ def _declare(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:
             f"that {kind} holds without loss. Declare a wider type, or rewrite the file"
         )
     return pa.field(field.name, kind)
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """The type that values of a file's type are read as, in the same memory: an extension type's storage, at any depth,
+    and UTC in place of an offset from it, which no frame has: the instants are the same."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return storage_type(kind.storage_type)
+    if pat.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC") if _OFFSET.fullmatch(kind.tz or "") else kind
+    if pat.is_dictionary(kind):
+        values = storage_type(kind.value_type)
+        return kind if values == kind.value_type else pa.dictionary(kind.index_type, values, kind.ordered)
+    fields = child_fields(kind)
+    types = [storage_type(field.type) for field in fields]
+    if all(new == field.type for new, field in zip(types, fields, strict=True)):
+        return kind
+    return nested_like(kind, [field.with_type(new) for field, new in zip(fields, types, strict=True)])
+
+
+def storage_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema with `storage_type`s; itself if it has no others."""
+    if _PLAIN.issuperset(map(type, schema.types)):  # one call: a request has hundreds of columns
+        return schema
+    types = [storage_type(field.type) for field in schema]
+    if all(new == field.type for new, field in zip(types, schema, strict=True)):
+        return schema
+    fields = [field.with_type(new) for field, new in zip(schema, types, strict=True)]
+    return pa.schema(fields, schema.metadata)
+
+
+def relabel(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch under another schema of the same layout, without a copy."""
+    return batch if batch.schema == schema else pa.record_batch(_Relabelled(batch, schema))
+
+
+def storage_rows(rows: pa.Table) -> pa.Table:
+    """The rows in `storage_type`s, without a copy."""
+    schema = storage_schema(rows.schema)
+    if schema is rows.schema:
+        return rows
+    return pa.Table.from_batches([relabel(batch, schema) for batch in rows.to_batches()], schema)
+
+
+class _Relabelled:
+    """A batch with another schema of the same layout, by Arrow's C data interface."""
+
+    def __init__(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+        self._batch = batch
+        self._schema = schema
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
+        _, array = self._batch.__arrow_c_array__()
+        return self._schema.__arrow_c_schema__(), array
 
 
 def without_dictionaries(kind: pa.DataType) -> pa.DataType:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.warehouse.parquet.schemas import child_fields, field_id, nested_like
+from feedline.warehouse.parquet.schemas import child_fields, field_id, nested_like, relabel
 
 
 class StoredField(NamedTuple):
@@ -62,8 +62,7 @@ class StoredNames:
 
     def rename(self, batch: pa.RecordBatch, uri: str) -> pa.RecordBatch:
         """Rows of a file, of all or some of its columns and their fields, under the table's names."""
-        renamed: pa.RecordBatch = pa.record_batch(_Relabelled(batch, self.schema(batch.schema, uri)))
-        return renamed
+        return relabel(batch, self.schema(batch.schema, uri))
 
 
 def groups_under_other_names(uri: str) -> TableError:
@@ -76,18 +75,6 @@ def groups_under_other_names(uri: str) -> TableError:
 
 class _NoIdError(Exception):
     pass
-
-
-class _Relabelled:
-    """An array with another schema of the same layout, by Arrow's C data interface."""
-
-    def __init__(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
-        self._batch = batch
-        self._schema = schema
-
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
-        _, array = self._batch.__arrow_c_array__()
-        return self._schema.__arrow_c_schema__(), array
 
 
 @functools.lru_cache(maxsize=8)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from feedline.expressions.moments import moment_text
 from feedline.warehouse.parquet.bounds import day_of, has_bounds, instant_of, is_binary_like
 from feedline.warehouse.parquet.schemas import is_bytes, is_text
 from feedline.warehouse.selection.pruning import ColumnStatistics, Statistics
@@ -38,7 +39,8 @@ def key_statistics(partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64
 
 
 def value_ranges(snapshot: Snapshot, columns: Iterable[str]) -> dict[str, tuple[object, object] | None]:
-    """Return the least and greatest value of these columns where footers have them; None for a column of nulls."""
+    """Return the least and greatest value of these columns where footers have them, dates and times as strings; None
+    for a column of nulls."""
     found: dict[str, tuple[object, object] | None] = {}
     rows = snapshot.rows_per_row_group
     for name in columns:
@@ -54,8 +56,18 @@ def value_ranges(snapshot: Snapshot, columns: Iterable[str]) -> dict[str, tuple[
         if not len(low):
             found[name] = None
         elif not low.null_count:  # a row group without bounds leaves the column without
-            found[name] = pc.min_max(low)["min"].as_py(), pc.min_max(high)["max"].as_py()
+            found[name] = end_value(pc.min_max(low)["min"]), end_value(pc.min_max(high)["max"])
     return found
+
+
+def end_value(end: pa.Scalar) -> object:
+    """A bound as a Python value; dates and times, of any year, as strings, and those with a zone in UTC."""
+    kind = end.type
+    if end.is_valid and pat.is_date32(kind):
+        return moment_text(end.value, "D")
+    if end.is_valid and pat.is_timestamp(kind):
+        return moment_text(end.value, kind.unit, None if kind.tz is None else "UTC")
+    return end.as_py()
 
 
 def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:

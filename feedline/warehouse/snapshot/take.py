@@ -23,7 +23,7 @@ from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing, discover
 from feedline.warehouse.discovery.partitions import refine
 from feedline.warehouse.discovery.table_log import unite_schemas
-from feedline.warehouse.parquet.schemas import SchemaRules
+from feedline.warehouse.parquet.schemas import SchemaRules, storage_schema
 from feedline.warehouse.snapshot.assembly import Assembly, SnapshotPart, assemble, carry_over, unchanged_files
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.footer_waves import FooterWaves
@@ -197,9 +197,12 @@ def _load_last(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
     """The table's last snapshot and when it was taken; None if none can be read."""
     try:
         (entry,) = content_store.load(work_dir, _last_name(listing), tables=1)
-        return Snapshot.load(work_dir, entry["snapshot"][0].as_py()), int(entry["taken_ns"][0].as_py())
+        last = Snapshot.load(work_dir, entry["snapshot"][0].as_py())
     except (FileNotFoundError, TableError):
         return None
+    if any(storage_schema(schema) is not schema for schema in last.file_schemas):
+        return None  # by a version that kept types of files which no column of a table has
+    return last, int(entry["taken_ns"][0].as_py())
 
 
 def _save_last(work_dir: str, listing: Listing, id: str, taken_ns: int) -> None:

@@ -18,6 +18,7 @@ import pytest
 from pipelines import PATIENCE_S
 from typer.testing import CliRunner
 
+from feedline import Pipeline
 from feedline.cli import app
 from feedline.commands.begin import init as command
 from feedline.errors import PlanError, SpecError, TableNotFoundError
@@ -178,3 +179,26 @@ def test_written_files_may_be_read_by_others(table: Path, tmp_path: Path):
     mask = os.umask(0)
     os.umask(mask)
     assert stat.S_IMODE((tmp_path / "out" / "train.py").stat().st_mode) == 0o666 & ~mask
+
+
+def test_odd_columns_do_not_end_it_for_others(tmp_path: Path):
+    rng = np.random.default_rng(1)
+    columns = {
+        "clicked": rng.integers(0, 2, ROWS),
+        "price": rng.random(ROWS),
+        "until": pa.array([253_402_300_799, 1_704_067_200] * (ROWS // 2), pa.timestamp("s", "Asia/Tokyo")),
+        "since": pa.array([-62_135_596_800, 1_704_067_200] * (ROWS // 2), pa.timestamp("ms", "US/Pacific")),
+        "day": pa.array([2**31 - 1, -(2**31)] * (ROWS // 2), pa.int32()).cast(pa.date32()),
+        "offset": pa.array(1_704_067_200_000 + np.arange(ROWS) * 60_000, pa.timestamp("ms", "+05:30")),
+        "zone": pa.array(1_704_067_200_000 + np.arange(ROWS) * 60_000, pa.timestamp("ms", "Foo/Bar")),
+        "infinite": np.where(np.arange(ROWS) % 2, np.inf, -np.inf),
+        "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", "[1]"] * (ROWS // 2))),
+        "a\0b": rng.random(ROWS),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "odd.parquet")
+    shown = init(tmp_path / "odd.parquet", "-o", tmp_path / "out", "--label", "clicked")
+    for column in ("zone", "infinite", "a\\x00b"):
+        assert f"left out {column}" in " ".join(shown.split())
+    pipeline = Pipeline.from_yaml(tmp_path / "out" / "pipeline.yaml")
+    pipeline.fit()
+    assert sum(batch.rows for batch in pipeline.batches()) > 0

@@ -140,3 +140,21 @@ def test_the_json_schema_needs_no_pipeline():
     assert "properties" in json.loads(CliRunner().invoke(app, ["schema"]).output)
     refused = CliRunner().invoke(app, ["schema", "--set", "batch.size=3"])
     assert "got no pipeline" in str(refused.exception)
+
+
+def test_times_beyond_python_s_calendar_are_shown(tmp_path: Path):
+    times = pa.array([253_402_300_799_000_000, 10**18], pa.timestamp("us", "Asia/Tokyo"))
+    days = pa.array([2**31 - 1, -(2**31)], pa.int32()).cast(pa.date32())
+    table = {"until": times, "days": days, "all": pa.array([[2**60], []], pa.list_(pa.timestamp("us")))}
+    pq.write_table(pa.table(table), tmp_path / "table.parquet")
+    (tmp_path / "p.yaml").write_text(
+        "version: 1\nname: far\nsource: {table: table.parquet}\nbatch: {size: 2}\n"
+        "features: {categorical: {year: {expr: until.dt.year()}}, extra: [until, days, all]}\n"
+    )
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["head", str(tmp_path / "p.yaml"), "--json"])
+    assert result.exit_code == 0, result.output
+    found = by_name(json.loads(result.output))
+    assert found["year"]["value"] == [10_000, 33_658]
+    assert found["until"]["source"] == ["9999-12-31T23:59:59+00:00", "+33658-09-27T01:46:40+00:00"]
+    assert found["days"]["value"] == ["+5881580-07-11", "-5877641-06-23"]
+    assert found["all"]["value"] == [["+38504-08-17T21:30:06.846976"], []]

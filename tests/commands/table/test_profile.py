@@ -127,3 +127,27 @@ def test_pages_are_written(table: Path, tmp_path: Path):
     days = ("--where", "ds == '2026-01-01'", "--other-where", "ds == '2026-01-02'")
     assert run(table, *days, "--html", tmp_path / "b.html").exit_code == 0
     assert "price: psi" in (tmp_path / "b.html").read_text()
+
+
+def test_odd_columns_are_described_beside_others(tmp_path: Path):
+    hours = np.arange(ROWS) * 3_600_000
+    columns = {
+        "far": pa.array([253_402_300_799] * ROWS, pa.timestamp("s", "Asia/Tokyo")),
+        "wrong": pa.array(1_700_000_000_000 + hours, pa.timestamp("us")),
+        "days": pa.array([2**31 - 1] * ROWS, pa.int32()).cast(pa.date32()),
+        "offset": pa.array([0] * ROWS, pa.timestamp("us", "+05:30")),
+        "zone": pa.array([0] * ROWS, pa.timestamp("us", "Foo/Bar")),
+        "infinite": np.where(np.arange(ROWS) % 2, np.inf, -np.inf),
+        "a\0b": np.arange(ROWS),
+    }
+    write(tmp_path / "table", 1, **columns)
+    done = run(tmp_path / "table")
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.split())
+    assert "column 'a\\x00b' is left out: its name holds a NUL character" in words
+    assert "column 'wrong': its unit may be wrong: as ms since 1970, most values lie between 2023-" in words
+    facts = {column["name"]: column for column in json.loads(run(tmp_path / "table", "--json").stdout)["columns"]}
+    assert facts["far"]["last"] == "9999-12-31T23:59:59+00:00"
+    assert facts["days"]["last"] == "+5881580-07-11"
+    assert facts["offset"]["type"] == "timestamp[us, tz=UTC]"
+    assert (facts["zone"]["role"], facts["label"]["role"]) == ("unsupported", "category")

@@ -56,6 +56,8 @@ def _uninformative(column: ColumnProfile) -> str | None:
         return "constant"
     if column.constant and column.role in ("nested", "unsupported"):
         return "constant, or null"
+    if column.numbers is not None and column.numbers.min is None:
+        return "no finite number"
     if column.null_rate is not None and column.null_rate >= _MOSTLY_NULL:
         return f"null in {percent(column.null_rate)} of the rows"
     return None
