@@ -78,7 +78,8 @@ class ArtifactSetKey:
     """The facts that select the artifact set of a pipeline.
 
     pipeline: its name. shared_from: the name in `artifacts: {from: …}`. served: serving compares the name alone. root:
-    the root of the table's snapshot, if there is one.
+    the root of the table's snapshot, if there is one. redefined: by feature, how sources define it in place of the
+    pipeline, as JSON; a fit's key knows only the pipeline's definition.
     """
 
     pipeline: str
@@ -86,6 +87,7 @@ class ArtifactSetKey:
     shared_from: str | None = None
     served: bool = False
     root: str | None = None
+    redefined: tuple[tuple[str, str], ...] = ()
 
     @property
     def owner(self) -> str:

@@ -6,7 +6,7 @@ Runs in: every process that compiles features. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from feedline.warehouse.reading.sample import Sample
@@ -41,6 +41,10 @@ class FitOrigin:
     def from_json(cls, entry: Mapping[str, Any]) -> FitOrigin:
         """The rows that a manifest records; those of earlier versions lack fields."""
         return cls(**{**entry, "named": tuple(entry.get("named", ()))})
+
+    def same_rows(self, other: FitOrigin) -> bool:
+        """Whether both are the same rows of the same table."""
+        return replace(self, rows=other.rows) == other
 
     @property
     def table_rows(self) -> TableRows:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -70,7 +70,8 @@ class Fit:
     key: see `FitRequest`. op, version, parameters: the op that was fitted. types: the columns it was learnt from, with
     their Arrow types. depends: the fits upstream in its chain, with the digests of their artifacts. shown: a readable
     summary of the artifact. digest: of the artifact. behind: see `FitRequest`; empty in manifests of earlier versions.
-    also_on: rows of further sources of the pipeline.
+    also_on: rows of further sources of the pipeline. rows_once: of these, rows that several sources read were learnt
+    from once; earlier versions could learn from them for each source. redefined: see `ArtifactSetKey`, of its features.
     """
 
     key: str
@@ -88,6 +89,8 @@ class Fit:
     digest: str
     behind: tuple[str, ...] = ()
     also_on: tuple[FitOrigin, ...] = ()
+    rows_once: bool = False
+    redefined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def call(self) -> str:
@@ -210,7 +213,7 @@ class StoredArtifactSet:
         """
         manifest = self.manifest
         fit = None if manifest is None else manifest.fits.get(request.key)
-        if fit is None or manifest is None or not manifest.valid(fit.key):
+        if fit is None or manifest is None or not manifest.valid(fit.key) or self._refused(fit) is not None:
             return None
         if _mismatched_columns(fit, request) or _chain_differs(fit, request):
             return None
@@ -230,6 +233,8 @@ class StoredArtifactSet:
                 got, expected = (", ".join(map(describe_chain, one.behind)) for one in (fit, request))
                 got = got or f"{', '.join(fit.features)} ({fit.chain})"
                 return f"got an artifact that was learnt from {got}, expected one learnt from {expected}"
+            if (reason := self._refused(fit)) is not None:
+                return f"got an artifact {reason}"
             return "got an artifact whose own inputs have been fitted again since"
         near = [fit for fit in manifest.fits.values() if request.feature.partition(" (input ")[0] in fit.features]
         same = [fit for fit in near if fit.op == request.op[0]] or near
@@ -242,6 +247,22 @@ class StoredArtifactSet:
             got = f"got an artifact of {same[0].call} behind ops with other parameters, versions or functions"
             return f"{got}, expected those of the pipeline: {request.chain}"
         return f"got an artifact of {same[0].call} behind another chain, {same[0].chain}, expected {request.chain}"
+
+    def _refused(self, fit: Fit) -> str | None:
+        """Why a fit of several sources is made again, as a clause; None if it is used. A run that began with it goes on
+        with it, and so does serving."""
+        request = self.ref.request
+        if request is None or request.served:
+            return None
+        if fit.also_on and not fit.rows_once:
+            return "of an earlier version, which could learn twice from rows that several sources read"
+        if request.shared_from is None:
+            expected = dict(request.redefined)
+            for name in fit.features:
+                if fit.redefined.get(name) != expected.get(name):
+                    got, own = (each.get(name, "none") for each in (fit.redefined, expected))
+                    return f"learnt from other definitions of {name} in the sources: got {got}, expected {own}"
+        return None
 
     def read(self, reading: Reading) -> Artifact:
         """Read an external artifact. Raises as `read_external` does."""
@@ -309,8 +330,9 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
     ]
     for entry, fit in zip(entries, fits.values(), strict=True):
         entry["also_on"] = [origin.to_json() for origin in fit.also_on]
-        if not fit.also_on:
-            del entry["also_on"]
+        for name in ("also_on", "rows_once", "redefined"):
+            if not entry[name]:
+                del entry[name]
     body = {"format": FORMAT, "fits": entries}
     content = json.dumps(body, sort_keys=True, indent=1).encode()
     digest = artifact_files.content_digest(content)

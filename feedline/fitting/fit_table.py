@@ -16,8 +16,7 @@ from feedline.artifacts.fit_origin import FitOrigin
 from feedline.blocks.environment import Environment
 from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
-from feedline.fitting.fit_tasks import fit_tasks
-from feedline.fitting.observe import FitJob
+from feedline.fitting.observe import FitJob, TableConditions
 from feedline.fitting.spill import Scratch
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.planning.binding.read_columns import require_columns
@@ -26,9 +25,9 @@ from feedline.planning.binding.table_features import compile_spec, planned_schem
 from feedline.planning.rows.exclusions import named_exclusion
 from feedline.spec import PipelineSpec
 from feedline.spec.document.positions import Path
+from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
-from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import source_names
 from feedline.warehouse.selection.exclusion import Exclusion
@@ -69,19 +68,6 @@ class FitTable:
         """The filter as written."""
         return self.spec.fit.where or self.spec.source.where
 
-    @property
-    def excluded(self) -> str | None:
-        """The id of the exclusion."""
-        return None if self.exclusion is None else self.exclusion.id
-
-    def same_rows(self, other: FitTable) -> bool:
-        """Whether another table has the same rows to learn from, in the same columns: they are learnt from once."""
-        mine, theirs = (
-            (each.snapshot.id, each.where_text, each.spec.source.sample, each.excluded, each.spec.features)
-            for each in (self, other)
-        )
-        return mine == theirs
-
     def compile(self, artifacts: ArtifactSet) -> CompiledFeatures:
         """The pipeline's features over this table."""
         return compile_spec(self.spec, self.schema, artifacts=artifacts)
@@ -90,9 +76,14 @@ class FitTable:
         """The row groups that may hold rows to learn from."""
         return screen_rows(self.snapshot, self.where, sample=self.sample).without(self.exclusion)
 
-    def tasks(self, selection: Selection, threads: int) -> list[tuple[Fragment, ...]]:
-        """The tasks of a pass."""
-        return fit_tasks(self.snapshot, selection, threads)
+    @property
+    def conditions(self) -> TableConditions:
+        """What selects the rows, for tasks."""
+        return TableConditions(
+            where=self.where_text,
+            sample=None if self.sample is None else self.sample.sample,
+            schema=self.schema.serialize().to_pybytes(),
+        )
 
     def rows(self, selection: Selection) -> int:
         """Stored rows that a pass reads."""
@@ -126,7 +117,7 @@ class FitTable:
             pipeline=self.spec.name,
             fit_where=self.spec.fit.where,
             named=source_names(self.spec.source.table, self.spec.source.format),
-            exclude=self.excluded,
+            exclude=None if self.exclusion is None else self.exclusion.id,
         )
 
     def no_rows_error(self) -> FeedlineError:
@@ -148,23 +139,28 @@ class FitTable:
         *,
         readings: tuple[tuple[str, str], ...],
         earlier: tuple[str, str] | None,
+        tables: tuple[TableConditions, ...],
+        alike: tuple[frozenset[int], ...],
     ) -> FitJob:
         """The job of a pass. readings: the external artifacts. earlier: folder and manifest of the fits of passes
-        before, which this one needs."""
+        before, which this one needs. tables, alike: see `FitJob`."""
         rows = replace(rows_of(self.spec.source, self.snapshot), where=self.where_text)
         ref = replace(artifact_set_ref(self.spec), readings=readings, request=None, rows=rows)
         if earlier is not None:
             ref = replace(ref, folder=earlier[0], manifest=earlier[1])
+        own = self.conditions
         return FitJob(
             features=self.spec.features,
-            schema=self.schema.serialize().to_pybytes(),
-            where=self.where_text,
-            sample=None if self.sample is None else self.sample.sample,
+            schema=own.schema,
+            where=own.where,
+            sample=own.sample,
             keys=tuple(request.key for request in ready),
             artifacts=ref,
             scratch=scratch,
             environment=environment,
             code=required_functions(self.spec),
+            tables=tables,
+            alike=alike,
         )
 
     def _read_columns(self, parts: Collection[str]) -> list[str]:
@@ -175,28 +171,50 @@ class FitTable:
 
 
 def fit_tables(spec: PipelineSpec, snapshots: Sequence[Snapshot]) -> list[FitTable]:
-    """The tables that a pipeline learns from: one for each source, but for sources with the same rows."""
-    tables: list[FitTable] = []
-    for each, snapshot in zip(spec.per_source(), snapshots, strict=True):
-        table = FitTable.of(each, snapshot)
-        if not any(table.same_rows(other) for other in tables):
-            tables.append(table)
-    return tables
+    """The tables that a pipeline learns from: one for each source. Rows that several read are learnt from once, see
+    `shared_rows`."""
+    return [FitTable.of(each, snapshot) for each, snapshot in zip(spec.per_source(), snapshots, strict=True)]
 
 
-def same_requests(tables: Sequence[FitTable], artifacts: ArtifactSet) -> dict[str, FitRequest]:
-    """The fits that all tables need, by key. Raises SpecError for one whose values differ between tables in type, or
-    which a table lacks."""
-    first, *others = tables
-    requests = {request.key: request for request in first.compile(artifacts).missing_fits}
-    for table in others:
-        own = {request.key: request for request in table.compile(artifacts).missing_fits}
+def same_requests(
+    tables: Sequence[FitTable], artifacts: ArtifactSet
+) -> tuple[dict[str, FitRequest], list[dict[str, frozenset[int]]]]:
+    """The fits that all tables need, by key; and for each table, by key, the other tables (indices) of which that fit
+    learns the same values. Raises SpecError for a fit whose values differ between tables in type, or which a table
+    lacks."""
+    first = tables[0]
+    of_tables = [{each.key: each for each in table.compile(artifacts).missing_fits} for table in tables]
+    requests = dict(of_tables[0])
+    for table, own in zip(tables[1:], of_tables[1:], strict=True):
         for key in dict.fromkeys([*requests, *own]):
             one, two = requests.get(key), own.get(key)
             if one is None or two is None or one.learner != two.learner:
                 raise _difference(first, one, table, two)
-            requests[key] = replace(one, types=dict(sorted({**two.types, **one.types}.items())))
-    return requests
+            types = dict(sorted({**two.types, **one.types}.items()))
+            requests[key] = replace(one, types=types, behind=tuple(sorted({*one.behind, *two.behind})))
+    alike = [
+        {
+            key: frozenset(
+                other
+                for other, theirs in enumerate(of_tables)
+                if other != index and _values(theirs[key]) == _values(own[key])
+            )
+            for key in requests
+        }
+        for index, own in enumerate(of_tables)
+    ]
+    return requests, alike
+
+
+def _values(request: FitRequest) -> list[list[FeatureSpec]]:
+    """What a fit learns from, whatever the pipeline's own column is where a source redefines it."""
+    return [
+        [
+            replace(feature, known_as=None, inputs=tuple(replace(each, known_as=None) for each in feature.inputs))
+            for feature in stream
+        ]
+        for stream in request.streams
+    ]
 
 
 def _difference(first: FitTable, one: FitRequest | None, table: FitTable, two: FitRequest | None) -> FeedlineError:

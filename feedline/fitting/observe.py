@@ -1,15 +1,23 @@
 """Run one task of a fit: observe the rows of some files, or merge states of other tasks.
 
 Runs in: Dask workers, or threads of the process that fits. A task is described by a small value (`FitJob`). It reads
-its fragments chunk by chunk, computes the columns of every fit in one pass over a chunk, and hands each to its learner;
+its pieces chunk by chunk, computes the columns of every fit in one pass over a chunk, and hands each to its learner;
 states are merged as they come, and large ones are spilled to the scratch folder (`spill`).
+
+Of a row group that other tables of the fit read first, a fit observes the rows that these do not:
+
+    rows of the row group    0 1 2 3 4 5
+    table 0 reads            x x . . x .
+    this table reads         . x x . x x    and observes 2 and 5
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -24,9 +32,10 @@ from feedline.transforms.compile.compiled import CompiledFeatures, compile_featu
 from feedline.transforms.learning.learner import Learner
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.reading.fragment import Chunk, Fragment
+from feedline.warehouse.reading.kept_mask import kept_mask
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import with_row_position
-from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
+from feedline.warehouse.reading.sample import Bools, BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
 
 # Rows observed together: enough to amortize the fixed cost of a group-by, few enough for their lists to fit into
@@ -38,11 +47,30 @@ _WAITING_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableConditions:
+    """What selects the rows of one table to learn from. schema: the table's, as Arrow IPC."""
+
+    where: str | None
+    sample: Sample | None
+    schema: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FitPiece:
+    """Row groups of one file to observe. earlier: other tables (indices) that are learnt from before this one, with
+    those of the row groups that they read, too."""
+
+    fragment: Fragment
+    earlier: tuple[tuple[int, Fragment], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitJob:
     """The facts that every task of one pass needs.
 
     features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. artifacts: those of
-    earlier fits. where, sample: the rows to learn from. code: the user functions that the features call.
+    earlier fits. where, sample: the rows to learn from. code: the user functions that the features call. tables: the
+    rows of all tables of the fit. alike: per key, the other tables (indices) of which it learns the same values.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -54,6 +82,8 @@ class FitJob:
     scratch: Scratch
     environment: Environment
     code: tuple[RequiredFunction, ...]
+    tables: tuple[TableConditions, ...] = ()
+    alike: tuple[frozenset[int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +105,8 @@ class CompiledFit:
     """A job's learners and compiled expressions, once per process.
 
     features: compute the columns of all streams. streams: per fit, the columns of each of its streams. marks:
-    distinguish the rows that earlier fits have seen.
+    distinguish the rows that earlier fits have seen. alike: the different values of `FitJob.alike`, and per fit the
+    index of its own. tables: the conditions of all tables, with their schemas.
     """
 
     learners: tuple[Learner, ...]
@@ -85,12 +116,16 @@ class CompiledFit:
     where: BoundExpression | None
     sample: BoundSample | None
     marks: tuple[Mark, ...]
+    alike: tuple[tuple[frozenset[int], ...], tuple[int, ...]]
+    tables: tuple[tuple[BoundExpression | None, BoundSample | None, pa.Schema], ...]
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Column parts to read, besides those of filter and sample."""
         return tuple(dict.fromkeys([*self.features.parts, *(part for mark in self.marks for part in mark.parts)]))
 
+
+NewRows: TypeAlias = Bools | None
 
 _compiled_fits: SingleFlight[FitJob, CompiledFit] = SingleFlight()
 
@@ -108,6 +143,8 @@ def _compile(job: FitJob) -> CompiledFit:
     fits = [requests[key] for key in job.keys]
     streams = [stream for fit in fits for stream in fit.streams]
     features = compile_features([feature for stream in streams for feature in stream], schema, artifacts)
+    alike = job.alike or (frozenset[int](),) * len(fits)
+    distinct = tuple(dict.fromkeys(alike))
     return CompiledFit(
         learners=tuple(fit.learner for fit in fits),
         streams=tuple(tuple(tuple(feature.name for feature in stream) for stream in fit.streams) for fit in fits),
@@ -116,11 +153,19 @@ def _compile(job: FitJob) -> CompiledFit:
         where=bind_where(job.where, schema) if job.where is not None else None,
         sample=bind_sample(job.sample, schema) if job.sample is not None else None,
         marks=bind_marks(features.marks, schema),
+        alike=(distinct, tuple(map(distinct.index, alike))),
+        tables=tuple(_bind(table) for table in job.tables),
     )
 
 
-def observe_fragments(job: FitJob, fragments: tuple[Fragment, ...]) -> States:
-    """Observe the rows of some fragments, one after the other.
+def _bind(table: TableConditions) -> tuple[BoundExpression | None, BoundSample | None, pa.Schema]:
+    schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
+    where = None if table.where is None else bind_where(table.where, schema)
+    return where, None if table.sample is None else bind_sample(table.sample, schema), schema
+
+
+def observe_pieces(job: FitJob, pieces: tuple[FitPiece, ...]) -> States:
+    """Observe the rows of some pieces, one after the other.
 
     Raises DataError naming file, row group and row; CorruptFileError and TableChangedError naming file and row group;
     ClusterError if versions differ.
@@ -129,13 +174,14 @@ def observe_fragments(job: FitJob, fragments: tuple[Fragment, ...]) -> States:
     compiled = compile_fit(job)
     fit_states = [_FitState(learner, job.scratch) for learner in compiled.learners]
     rows = 0
-    for chunks in _gather_chunks(compiled, fragments):
+    for chunks, new_rows in _gather_chunks(compiled, pieces):
         frame = _compute_columns(compiled, chunks)
         chunks.clear()
-        rows += frame.height
-        for state, streams in zip(fit_states, compiled.streams, strict=True):
+        frames = [frame if new is None else frame.filter(pl.Series(new)) for new in new_rows]
+        rows += frame.height if any(new is None for new in new_rows) else int(np.count_nonzero(_union(new_rows)))
+        for state, streams, alike in zip(fit_states, compiled.streams, compiled.alike[1], strict=True):
             for stream in streams:
-                state.observe([frame.get_column(name) for name in stream])
+                state.observe([frames[alike].get_column(name) for name in stream])
         if sum(state.size_bytes for state in fit_states) > job.scratch.limit_bytes:
             _spill_largest(fit_states, job.scratch)
     return States(states=tuple(state.take() for state in fit_states) if rows else (), rows=rows)
@@ -222,27 +268,73 @@ def _spill_largest(fit_states: Sequence[_FitState], scratch: Scratch) -> None:
         large.pop().spill()
 
 
-def _gather_chunks(compiled: CompiledFit, fragments: Sequence[Fragment]) -> Iterator[list[Chunk]]:
-    """Batch chunks to be observed together."""
-    chunks: list[Chunk] = []
+def _gather_chunks(compiled: CompiledFit, pieces: Sequence[FitPiece]) -> Iterator[tuple[list[Chunk], list[NewRows]]]:
+    """Batch chunks to be observed together. With them, for each different value of `FitJob.alike`: bool [rows], which
+    are not observed in earlier tables; None: all."""
+    chunks, new_rows = list[Chunk](), list[list[NewRows]]()
     rows = size_bytes = 0
-    for fragment in fragments:
+    for piece in pieces:
+        of_group, position = list[NewRows](), -1
         for chunk in read_fragment(
-            fragment,
+            piece.fragment,
             compiled.features.parts,
             compiled.where,
             compiled.schema,
             sample=compiled.sample,
             marks=compiled.marks,
         ):
+            if chunk.position != position:
+                of_group, position = _new_rows(compiled, piece, chunk.position), chunk.position
+            height = chunk.frame.height
+            new = [each if each is None else each[chunk.start : chunk.start + height] for each in of_group]
+            if not any(each is None or each.any() for each in new):
+                continue
             chunks.append(chunk)
-            rows += chunk.frame.height
+            new_rows.append(new)
+            rows += height
             size_bytes += int(chunk.frame.estimated_size())
             if rows >= OBSERVE_ROWS or size_bytes >= OBSERVE_BYTES:
-                yield chunks
-                chunks, rows, size_bytes = [], 0, 0
+                yield chunks, _joined(chunks, new_rows)
+                chunks, new_rows, rows, size_bytes = [], [], 0, 0
     if chunks:
-        yield chunks
+        yield chunks, _joined(chunks, new_rows)
+
+
+def _new_rows(compiled: CompiledFit, piece: FitPiece, position: int) -> list[NewRows]:
+    """For each different value of `FitJob.alike`: bool [read rows of a row group], which no such table reads before."""
+    alike, row_group = compiled.alike[0], piece.fragment.row_groups[position]
+    earlier = {
+        index: fragment.alone(fragment.row_groups.index(row_group))
+        for index, fragment in piece.earlier
+        if row_group in fragment.row_groups
+    }
+    if not any(earlier.keys() & each for each in alike):
+        return [None] * len(alike)
+    fragment = piece.fragment.alone(position)
+    own = kept_mask(fragment, compiled.where, compiled.schema, sample=compiled.sample)
+    read: dict[int, Bools] = {}
+    for index in earlier.keys() & frozenset[int]().union(*alike):
+        where, sample, schema = compiled.tables[index]
+        read[index] = kept_mask(earlier[index], where, schema, sample=sample)[own]
+    found = [[read[index] for index in sorted(read.keys() & each)] for each in alike]
+    return [~_union(masks) if masks else None for masks in found]
+
+
+def _joined(chunks: Sequence[Chunk], new_rows: Sequence[Sequence[NewRows]]) -> list[NewRows]:
+    """The masks of chunks that follow each other."""
+    joined: list[NewRows] = []
+    for masks in zip(*new_rows, strict=True):
+        parts = [
+            np.ones(chunk.frame.height, np.bool_) if mask is None else mask
+            for chunk, mask in zip(chunks, masks, strict=True)
+        ]
+        joined.append(None if all(mask is None for mask in masks) else np.concatenate(parts))
+    return joined
+
+
+def _union(masks: Iterable[NewRows]) -> Bools:
+    union: Bools = np.logical_or.reduce([mask for mask in masks if mask is not None])
+    return union
 
 
 def _compute_columns(compiled: CompiledFit, chunks: Sequence[Chunk]) -> pl.DataFrame:

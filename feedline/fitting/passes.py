@@ -33,13 +33,15 @@ from feedline.fitting.fit_table import fit_tables, same_requests
 from feedline.fitting.observe import (
     NO_ROWS,
     FitJob,
+    FitPiece,
     States,
     compile_fit,
     merge_spilled,
     merge_states,
-    observe_fragments,
+    observe_pieces,
 )
 from feedline.fitting.reduction import FAN_IN, Workers, map_tasks, reduce_tasks
+from feedline.fitting.shared_rows import SharedRows
 from feedline.fitting.spill import PARTS, Scratch, SpilledState, discard, state_parts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
 from feedline.planning.binding.table_features import compile_spec
@@ -48,8 +50,6 @@ from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
-from feedline.warehouse.reading.fragment import Fragment
-from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, below, locate, redact
@@ -143,7 +143,7 @@ class _Run:
         stored = StoredArtifactSet(replace(artifact_set_ref(spec), request=self._request), newest=keep)
         self._artifacts = _FitsSoFar(stored, keep)
         blank = _FitsSoFar(stored, False)
-        self.requests = same_requests(self._tables, blank)
+        self.requests, self._alike = same_requests(self._tables, blank)
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
         self._step = self._nbytes_read = 0
@@ -158,10 +158,10 @@ class _Run:
             for table in self._tables:
                 require_fitted(table.spec, table.compile(self._artifacts), self._artifacts.stored)
         missing, passes = {request.key for request in requests}, _depth(requests)
-        selections = [table.select() for table in self._tables]
+        shared = SharedRows(self._tables, [table.select() for table in self._tables])
         while ready := [request for request in requests if not request.depends]:
             self._step += 1
-            self._learn(ready, self._observe(ready, selections, max(passes, self._step)))
+            self._learn(ready, self._observe(ready, shared, max(passes, self._step)))
             missing.difference_update(self._artifacts.new_fits)
             requests = self._missing_requests() if missing or self._artifacts.keep else ()
             missing.update(request.key for request in requests)  # also stored fits whose own inputs have changed
@@ -244,13 +244,12 @@ class _Run:
                 names.setdefault(request.key, []).append(feature.name)
         return {key: tuple(features) for key, features in names.items()}
 
-    def _observe(
-        self, ready: Sequence[FitRequest], selections: Sequence[Selection], passes: int
-    ) -> tuple[FitJob, States]:
+    def _observe(self, ready: Sequence[FitRequest], shared: SharedRows, passes: int) -> tuple[FitJob, States]:
         """Run the tasks of one pass, table after table, and merge their states."""
-        pairs = list(zip(self._tables, selections, strict=True))
-        tasks = [table.tasks(selection, self._workers.threads) for table, selection in pairs]
-        jobs = self._jobs(ready, sum(map(len, tasks)))
+        alike = [[self._alike[index][request.key] for request in ready] for index in range(len(self._tables))]
+        pairs = [(table, shared.selection(index, alike[index])) for index, table in enumerate(self._tables)]
+        tasks = [shared.tasks(index, each, self._workers.threads) for index, each in enumerate(alike)]
+        jobs = self._jobs(ready, alike, sum(map(len, tasks)))
         for job, (table, selection) in zip(jobs, pairs, strict=True):
             parts = compile_fit(job).parts
             table.require(parts)
@@ -258,14 +257,14 @@ class _Run:
         total, all_tasks, done = sum(table.rows(selection) for table, selection in pairs), sum(map(len, tasks)), 0
         phase = f"fitting, pass {self._step} of {passes}"
 
-        def advance(task: tuple[Fragment, ...]) -> None:
+        def advance(task: tuple[FitPiece, ...]) -> None:
             nonlocal done
             done += 1
             report_progress(phase, total * done // all_tasks, total, "rows")  # tasks have about the same rows
 
         report_progress(phase, 0, total, "rows")
         states = [
-            reduce_tasks(self._workers, observe_fragments, merge_states, job, own, on_done=advance) if own else NO_ROWS
+            reduce_tasks(self._workers, observe_pieces, merge_states, job, own, on_done=advance) if own else NO_ROWS
             for job, own in zip(jobs, tasks, strict=True)
         ]
         self._rows = tuple(each.rows for each in states)
@@ -291,6 +290,7 @@ class _Run:
         op, version, parameters = request.op
         depends = self.requests[request.key].depends
         origins = [table.origin(rows) for table, rows in zip(self._tables, self._rows, strict=True)]
+        origins = [each for index, each in enumerate(origins) if not any(map(each.same_rows, origins[:index]))]
         return Fit(
             key=request.key,
             op=op,
@@ -302,6 +302,8 @@ class _Run:
             depends={key: self._artifacts.fitted_artifact(key).fit.digest for key in sorted(depends)},
             fitted_on=origins[0],
             also_on=tuple(origins[1:]),
+            rows_once=len(origins) > 1,
+            redefined={name: text for name, text in self._request.redefined if name in self._features[request.key]},
             facts=artifact.facts,
             shown=request.learner.show(artifact),
             table=None,
@@ -317,7 +319,7 @@ class _Run:
         message = f"{request.feature}: {request.chain}: {cause}"
         return self._spec.error(feature.path, message) if isinstance(error, SpecError) else DataError(message)
 
-    def _jobs(self, ready: Sequence[FitRequest], tasks: int) -> list[FitJob]:
+    def _jobs(self, ready: Sequence[FitRequest], alike: Sequence[Sequence[frozenset[int]]], tasks: int) -> list[FitJob]:
         """The job of a pass for each table; artifacts of earlier passes are in the scratch folder."""
         depends = {key for request in ready for key in self.requests[request.key].depends}
         earlier = None
@@ -331,9 +333,18 @@ class _Run:
         memory = self._spec.fit.memory or min(_MEMORY_BYTES, available_memory_bytes() // 2)
         scratch = replace(self.scratch, limit_bytes=max(memory // sets, 1))
         readings = self._artifacts.stored.pinned_ref.readings
+        conditions = tuple(table.conditions for table in self._tables)
         return [
-            table.job(ready, scratch, self._workers.environment, readings=readings, earlier=earlier)
-            for table in self._tables
+            table.job(
+                ready,
+                scratch,
+                self._workers.environment,
+                readings=readings,
+                earlier=earlier,
+                tables=conditions,
+                alike=tuple(own),
+            )
+            for table, own in zip(self._tables, alike, strict=True)
         ]
 
 

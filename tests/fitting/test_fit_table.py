@@ -25,7 +25,8 @@ def test_every_source_is_a_table_and_all_need_the_same_fits(folder: Path):
     pipeline = Pipeline.from_dict(mixed_pipeline(folder, features=FEATURES))
     tables = fit_tables(pipeline.spec, pipeline.snapshots())
     assert [table.spec.source_name for table in tables] == ["clicks", "views"]
-    requests = same_requests(tables, NO_ARTIFACTS)
+    requests, alike = same_requests(tables, NO_ARTIFACTS)
+    assert [set(each.values()) for each in alike] == [{frozenset()}, {frozenset()}]
     assert [request.op[0] for request in requests.values()] == ["standardize", "vocabulary"]
     assert [request.types for request in requests.values()] == [
         {"cost": "double", "price": "double"},

@@ -18,7 +18,7 @@ from feedline.artifacts.store import StoredArtifactSet
 from feedline.blocks.environment import local_environment
 from feedline.errors import ClusterError
 from feedline.expressions import bind_where
-from feedline.fitting.observe import NO_ROWS, FitJob, States, compile_fit, merge_states, observe_fragments
+from feedline.fitting.observe import NO_ROWS, FitJob, FitPiece, States, compile_fit, merge_states, observe_pieces
 from feedline.fitting.spill import Scratch, SpilledState
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.spec import load_spec
@@ -92,8 +92,8 @@ def counts(states: States) -> dict[str, int]:
 def test_tasks_of_any_fragments_merge_into_the_states_of_all_rows(tmp_path: Path, fragments: list[Fragment]):
     job = job_of(tmp_path)
     assert len(fragments) == 4
-    whole = observe_fragments(job, tuple(fragments))
-    parts = [observe_fragments(job, tuple(fragments[index] for index in some)) for some in ((3, 0), (2,), (1,))]
+    whole = observe_pieces(job, tuple(map(FitPiece, fragments)))
+    parts = [observe_pieces(job, tuple(FitPiece(fragments[index]) for index in some)) for some in ((3, 0), (2,), (1,))]
     assert [part.rows for part in parts] == [200, 100, 100]
     merged = merge_states(job, parts)
     assert whole.rows == merged.rows == 400
@@ -105,22 +105,22 @@ def test_only_rows_of_the_filter_are_observed(tmp_path: Path):
     fragments = fragments_of(tmp_path, "x > 5")
     job = job_of(tmp_path, where="x > 5")
     kept = ROWS.filter(pc.greater(ROWS["x"], 5.0))
-    states = observe_fragments(job, tuple(fragments))
+    states = observe_pieces(job, tuple(map(FitPiece, fragments)))
     assert states.rows == kept.num_rows
     assert counts(states) == Counter(kept["word"].to_pylist())
 
 
 def test_no_rows_are_no_states_and_add_nothing(tmp_path: Path, fragments: list[Fragment]):
-    nothing = observe_fragments(job_of(tmp_path), ())
+    nothing = observe_pieces(job_of(tmp_path), ())
     assert (nothing.rows, nothing.states) == (0, ())
     job = job_of(tmp_path)
-    some = observe_fragments(job, (fragments[0],))
+    some = observe_pieces(job, (FitPiece(fragments[0]),))
     assert merge_states(job, [nothing, some, NO_ROWS]) is some
     assert merge_states(job, [nothing]) is NO_ROWS
 
 
 def test_states_beyond_the_limit_are_spilled_and_those_without_keys_stay(tmp_path: Path, fragments: list[Fragment]):
-    states = observe_fragments(job_of(tmp_path, limit_bytes=1), tuple(fragments))
+    states = observe_pieces(job_of(tmp_path, limit_bytes=1), tuple(map(FitPiece, fragments)))
     kinds = {type(state) for state in states.states}
     assert kinds == {pa.Table, SpilledState}
     assert [state.rows for state in states.states if isinstance(state, SpilledState)] == [37]
@@ -130,4 +130,4 @@ def test_states_beyond_the_limit_are_spilled_and_those_without_keys_stay(tmp_pat
 def test_a_process_of_another_environment_observes_nothing(tmp_path: Path, fragments: list[Fragment]):
     job = job_of(tmp_path, environment=(("numpy", "0.1"),))
     with pytest.raises(ClusterError, match=r"has another numpy: got .*, expected 0\.1 as in the feeder"):
-        observe_fragments(job, tuple(fragments))
+        observe_pieces(job, tuple(map(FitPiece, fragments)))

@@ -114,14 +114,14 @@ import os, sys
 from feedline.fitting import passes
 from feedline.cli import main
 
-observe = passes.observe_fragments
+observe = passes.observe_pieces
 number = int(sys.argv.pop())
 
 def observe_and_be_stopped(job, fragments):
     os.kill(os.getpid(), number)
     return observe(job, fragments)
 
-passes.observe_fragments = observe_and_be_stopped
+passes.observe_pieces = observe_and_be_stopped
 main()
 """
 

@@ -6,10 +6,12 @@ Runs in: the feeder, the CLI, `Pipeline`.
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource, Refusal, fit_source, join_sources
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.spec import PipelineSpec
+from feedline.spec.features import canonical_json
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.warehouse.reading.sample import Sample
@@ -30,7 +32,17 @@ def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSet
         source=_fit_source(spec.whole),
         shared_from=spec.artifacts.shared,
         served=served,
+        redefined=_redefined(spec.whole),
     )
+
+
+def _redefined(spec: PipelineSpec) -> tuple[tuple[str, str], ...]:
+    """By feature, how the sources of a pipeline define it in its place."""
+    found: dict[str, dict[str, Any]] = {}
+    for source in spec.sources if spec.is_mixed else ():
+        for feature in source.features:
+            found.setdefault(feature.name, {})[source.name] = feature.long_form()
+    return tuple(sorted((name, canonical_json(definitions)) for name, definitions in found.items()))
 
 
 def _fit_source(spec: PipelineSpec) -> FitSource:

@@ -51,9 +51,16 @@ class StoredFile:
         return len(self.digests)
 
     def table(self, part: int, columns: Collection[str] | None = None) -> pa.Table:
-        """Read one of its tables; only `columns`, if given, are decompressed. Raises as `load`."""
-        with _open(self.folder, self.name) as (source, path):
-            content = self._verify(part, source.read_buffer_at(self.starts[part], self.starts[part + 1]), path)
+        """Read one of its tables; only `columns`, if given, are decompressed. If the file was replaced since, by one
+        that has the table in another place, it is read there. Raises as `load`."""
+        try:
+            with _open(self.folder, self.name) as (source, path):
+                content = self._verify(part, source.read_buffer_at(self.starts[part], self.starts[part + 1]), path)
+        except CorruptFileError:
+            now = find(self.folder, self.name)
+            if now == self or self.digests[part] not in now.digests:
+                raise
+            return now.table(now.digests.index(self.digests[part]), columns)
         options = None
         if columns is not None:
             names = pa.ipc.open_stream(content).schema.names

@@ -65,6 +65,15 @@ def test_altered_and_truncated_files_are_refused(tmp_path: Path, at: int, cut: b
         content_store.load(str(tmp_path), "name", 3)
 
 
+def test_a_table_is_found_in_a_file_that_replaced_it(tmp_path: Path):
+    content_store.create(str(tmp_path), "f/x.arrow", [pa.table({"root": ["/t"]}), *TABLES])
+    before = content_store.find(str(tmp_path), "f/x.arrow")
+    content_store.create(str(tmp_path), "f/x.arrow", [pa.table({"root": ["/another/root" * 9]}), *TABLES])
+    assert [before.table(part) for part in range(1, 4)] == TABLES
+    with pytest.raises(CorruptFileError, match="does not hold the bytes that were written"):
+        before.table(0)
+
+
 def test_other_counts_and_missing_files_are_errors(tmp_path: Path):
     content_store.create(str(tmp_path), "name", TABLES)
     with pytest.raises(CorruptFileError, match="name holds 3 tables, expected 2"):
