@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from loop_waits import no_waits
 from pipelines import eventually
 
 from feedline.blocks.request import BlockResult
@@ -51,9 +52,10 @@ class Stream:
             delivery.pump(step)
 
             def arrived(step: int = step) -> Any:
-                self.cluster.look(waiting=True)
-                delivery.look(starved=True)
-                return delivery.get(0, step)
+                with no_waits():
+                    self.cluster.look(waiting=True)
+                    delivery.look(starved=True)
+                    return delivery.get(0, step)
 
             rows = eventually(arrived)
             assert rows is not None, f"block {step} never came"

@@ -22,6 +22,7 @@ from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.connection.fair_share import FairShare, priority
 from feedline.service.cluster.connection.outage import waits
+from feedline.service.cluster.connection.task_places import TaskPlaces
 from feedline.service.cluster.reserved_port import ReservedPort
 from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.service.monitoring.finished_block import ObserveBlock
@@ -212,10 +213,11 @@ class Cluster(ABC):
 
     @property
     def dashboard(self) -> str | None:
-        """The address of Dask's dashboard, or None; it answers when the cluster is up, which asking for it starts."""
+        """The address of Dask's dashboard, or None; it answers when the cluster is up, which asking for it starts. That
+        of a scheduler elsewhere is known once it is connected to."""
         if self._port is not None:
             return f"http://127.0.0.1:{self._port.number}/status"
-        return self._connected.dashboard if self._spec.dashboard else None  # else nothing waits for the cluster
+        return None if self.dask is None else self.dask.dashboard
 
     def now_s(self) -> float:
         """The scheduler's clock, which compares the blocks of all jobs; seconds since 1970."""
@@ -237,13 +239,15 @@ class Cluster(ABC):
         """The addresses of all workers, as of a few seconds ago."""
         return frozenset() if (asked := self._asked) is None else asked.members()
 
-    def workers_of(self, keys: Collection[str], among: frozenset[str] | None = None) -> dict[str, str]:
-        """The worker that runs each task, or holds its result. among: the workers that may run them (default: all)."""
-        return {} if (asked := self._asked) is None else asked.workers_of(keys, among)
-
-    def stacks_of(self, keys: Collection[str]) -> dict[str, Sequence[str]]:
-        """The calls of running tasks, by key, the innermost last."""
-        return {} if (asked := self._asked) is None else asked.stacks_of(keys)
+    def places_of(
+        self, keys: Collection[str], among: frozenset[str] | None = None, *, stacks: bool
+    ) -> Future[TaskPlaces | None]:
+        """Where tasks are, once it is known; see `SchedulerConnection.places_of`."""
+        if (asked := self._asked) is not None and keys:
+            return asked.places_of(keys, among, stacks=stacks)
+        nowhere: Future[TaskPlaces | None] = Future()
+        nowhere.set_result(TaskPlaces({}, {}))
+        return nowhere
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""

@@ -20,6 +20,7 @@ from dask.utils import key_split
 from distributed import Client, Future
 from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
+from distributed.utils import format_dashboard_link
 
 from feedline.errors import ClusterError
 from feedline.loader.wire.job_reports import JobReport
@@ -50,6 +51,7 @@ from feedline.spec.monitoring_section import MetricsSpec
 _REMEMBERED_KEYS = 1000
 # Worker processes are killed after the first time; tasks in threads of this process get the second to end.
 _CLOSE_S, _TASKS_END_S = 5.0, 30.0
+_ANSWER_S = 5.0  # a scheduler that takes longer to name its dashboard has none
 
 
 def open_dask(
@@ -96,6 +98,18 @@ def _environment_config(environment: Mapping[str, object], scratch: str | None) 
     return {**folder, **{f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in environment.items()}}
 
 
+def _dashboard_of(client: Client) -> str | None:
+    """The address of the dashboard of a client's scheduler; None if it has none, or does not answer."""
+    with contextlib.suppress(KeyError, OSError, TimeoutError):
+        if client.cluster is not None:
+            return str(client.cluster.dashboard_link) or None
+        scheduler: Any = client.scheduler  # `Client.dashboard_link` asks it without a limit
+        identity = client.sync(scheduler.identity, n_workers=0, callback_timeout=_ANSWER_S)
+        host = str(scheduler.address).partition("://")[2].rpartition(":")[0]
+        return str(format_dashboard_link(host, identity["services"]["dashboard"]))
+    return None
+
+
 def _count_open(futures: Sequence[Future[Any]]) -> int:
     return sum(future.status == "pending" for future in futures)
 
@@ -123,6 +137,7 @@ class DaskCluster:
         self._reports = tasks is None
         self._close_s = _CLOSE_S if tasks is None else _TASKS_END_S
         self._cluster: DaskDeployment | None = None
+        self.dashboard: str | None = None  # of a scheduler that was not started here, as of the last connection to it
         self._started = 0
         passes = PassDemand(grow_after_s=spec.autoscale.grow_after_s)
         self.reporter = Reporter(share, report, passes, is_remote=deploy is None)
@@ -143,14 +158,6 @@ class DaskCluster:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def dashboard(self) -> str | None:
-        """The address of the dashboard of a scheduler that was not started here, or None."""
-        with contextlib.suppress(KeyError):  # a scheduler without pages
-            link = self.connection.client.dashboard_link if self._spec.dashboard else None
-            return str(link) if link else None
-        return None
 
     def start(
         self, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived, **options: Any
@@ -228,6 +235,8 @@ class DaskCluster:
 
     def _connect(self) -> Client:
         client = self._make_client()
+        if self._spec.dashboard and self._spec.is_elsewhere:
+            self.dashboard = _dashboard_of(client)
         if self._reports:
             self.reporter.follow(client)
         return client

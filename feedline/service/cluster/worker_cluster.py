@@ -52,6 +52,7 @@ class WorkerCluster(Cluster):
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         self._unchecked = False
         self.connection.await_workers()
+        self.connection.refresh_members()
         self._check(check_environment, self.environment)
         if code:
             self._check(check_functions, tuple(code))
@@ -59,6 +60,7 @@ class WorkerCluster(Cluster):
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
         self._check_once()
         self.connection.await_scheduler()
+        self.connection.refresh_members()
         if reach is not None and self._spec.is_elsewhere:
             check_reach(self.client, reach, self.exclude, self.share.route)
         self._check(check_job, job)
@@ -75,5 +77,6 @@ class WorkerCluster(Cluster):
 
     def _leave_out(self, worker: str, why: str) -> bool:
         """Exclude a worker; whether others are left."""
+        self.connection.refresh_members()
         self.exclude(worker, why)
         return self.eligible_workers(beyond_route=True) is not None

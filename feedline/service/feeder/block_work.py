@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from feedline.blocks.reach import unreadable, unreadable_error
@@ -19,6 +19,7 @@ from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import BlockTask
+from feedline.service.cluster.connection.task_places import TaskPlaces
 from feedline.service.monitoring.finished_block import FinishedBlock
 
 _FILES, _BLOCKS, _FRAMES = 3, 4, 4  # shown
@@ -109,10 +110,13 @@ class BlockWork:
         return outcome
 
 
+def is_unreadable(error: FeedlineError) -> bool:
+    """Whether workers could not read a file, for a reason that may be theirs alone."""
+    return isinstance(error, TableError) and not isinstance(error, CorruptFileError | StoreError)
+
+
 def explain_block_error(work: BlockWork, error: FeedlineError) -> FeedlineError:
-    """The error of a block, or one about the workers if they cannot read files that this process reads."""
-    if not isinstance(error, TableError) or isinstance(error, CorruptFileError | StoreError):
-        return error
+    """The error of a block that workers cannot read, or one about them if this process reads its files. Opens them."""
     if any(unreadable(piece.fragment) is not None for piece in work.request.pieces):
         return error
     workers = ", ".join(f"{failure.worker} on {failure.host}" for failure in work.failures)
@@ -130,26 +134,27 @@ def block_key(name: str, work: BlockWork, *, packed: bool) -> str:
     return f"feedline-block-{block_name(name, work)}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
 
 
-def describe_missing(
-    works: Sequence[BlockWork], workers: Mapping[str, str], stacks: Mapping[str, Sequence[str]], now_s: float
-) -> str:
-    """Blocks that a step waits for, a few lines each. workers: by key of an attempt. stacks: the calls of running
-    tasks, by key, the innermost last."""
-    lines = [_describe(work, workers, stacks, now_s) for work in works[:_BLOCKS]]
+def describe_missing(works: Sequence[BlockWork], places: TaskPlaces | None, now_s: float) -> str:
+    """Blocks that a step waits for, a few lines each. places: of their attempts (None: the scheduler does not say)."""
+    lines = [_describe(work, places, now_s) for work in works[:_BLOCKS]]
     more = [f"and {len(works) - _BLOCKS} more blocks"] if len(works) > _BLOCKS else []
     return "\n".join([*lines, *more])
 
 
-def _describe(work: BlockWork, workers: Mapping[str, str], stacks: Mapping[str, Sequence[str]], now_s: float) -> str:
+def _describe(work: BlockWork, places: TaskPlaces | None, now_s: float) -> str:
     paths = list(dict.fromkeys(piece.fragment.path for piece in work.request.pieces))
     files = ", ".join(paths[:_FILES]) + (f" and {len(paths) - _FILES} more" if paths[_FILES:] else "")
     lines = [f"block {work.block.index} of lane {work.block.lane} ({files}) is missing"]
     if not work.attempts:
         lines.append("  it waits for the Dask scheduler")
     for attempt in work.attempts:
-        where = f"on {workers[attempt.key]}" if attempt.key in workers else "waiting for a free worker"
+        if places is None:
+            where = "where to is not known: the Dask scheduler does not answer"
+        else:
+            worker = places.workers.get(attempt.key)
+            where = "waiting for a free worker" if worker is None else f"on {worker}"
         lines.append(f"  submitted {now_s - attempt.submitted_s:.0f} s ago, {where}")
-        stack = stacks.get(attempt.key, ())
+        stack = () if places is None else places.stacks.get(attempt.key, ())
         if any(word in call for call in stack for word in _RETRIES):
             lines.append("  its worker retries a request to the store")
         lines += [f"    {' '.join(call.split())}" for call in stack[-_FRAMES:]]

@@ -11,12 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from feedline.blocks.compute import unpack_block
 from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
-from feedline.errors import ClusterError
+from feedline.errors import ClusterError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
@@ -26,6 +27,7 @@ from feedline.planning.schedule import Block
 from feedline.service.cluster.attempts import FirstRows, Outcome, attempt_block
 from feedline.service.cluster.blame import BlockFailure, Retry, among, decide_retry, elsewhere
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.connection.task_places import TaskPlaces, answer_of
 from feedline.service.feeder.block_work import (
     BlockAttempt,
     BlockWork,
@@ -33,6 +35,7 @@ from feedline.service.feeder.block_work import (
     block_name,
     describe_missing,
     explain_block_error,
+    is_unreadable,
 )
 from feedline.service.feeder.timing import FinishedBlocks, Priorities, overdue_after_s
 from feedline.service.feeder.window import Window
@@ -102,6 +105,7 @@ class Delivery:
         self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by the threads of tasks
         self._closed = False
         self._lock = threading.Lock()
+        self._places: Future[TaskPlaces | None] | None = None  # of late blocks, asked for
         self._finished = FinishedBlocks()
         self._priorities = Priorities()
         self.stats = stats
@@ -156,10 +160,21 @@ class Delivery:
         self._resubmit_stranded()
         if starved:
             self._hedge()
+        else:
+            self._places = None
 
-    def describe_missing(self, step: int) -> str:
-        """Why the step is not there yet: its missing blocks, their workers, and what these do."""
-        return _describe(self._work.values(), step, self._cluster, self._clock())
+    def ask_missing(self, step: int) -> Future[TaskPlaces | None]:
+        """Where the blocks are that the step lacks, once it is known; None if the scheduler does not answer."""
+        attempts = [attempt for work in self._missing(step) for attempt in work.attempts]
+        return _ask_places(attempts, self._cluster, stacks=True)
+
+    def describe_missing(self, step: int, places: TaskPlaces | None) -> str:
+        """Why the step is not there yet: its missing blocks, their workers, and what these do. places: of the
+        answer."""
+        return describe_missing(self._missing(step), places, self._clock())
+
+    def _missing(self, step: int) -> list[BlockWork]:
+        return [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
 
     def close(self) -> None:
         with self._lock:
@@ -205,7 +220,7 @@ class Delivery:
             return
         works, self._unsubmitted = self._unsubmitted, []
         if lost:
-            self._connection = self._cluster.number
+            self._connection, self._places = self._cluster.number, None
             works = [work for work in self._work.values() if work.rows is None]
             for work in works:
                 self._forget(work)
@@ -223,18 +238,25 @@ class Delivery:
                 self._submit_again(work, self._cluster.eligible_workers())
 
     def _hedge(self) -> None:
-        """Compute an overdue block that the trainer needs on another worker too, with other late ones of its worker."""
+        """Compute an overdue block that the trainer needs on another worker too, with other late ones of its worker,
+        once the scheduler has said where they are."""
         limit_s = overdue_after_s(self._finished.median_s)
         late = [work for work in self._work.values() if work.late_s(self._clock()) >= limit_s]
         due = [work for work in late if work.block.first_step <= self._priorities.step]
         if not due:
+            self._places = None
             return
-        workers = _workers_of([work.attempts[0] for work in late], self._cluster)
+        if self._places is None:
+            self._places = _ask_places([work.attempts[0] for work in late], self._cluster, stacks=False)
+        if not self._places.done():
+            return
+        places, self._places = answer_of(self._places), None
+        workers = {} if places is None else places.workers
         slow = {workers[work.attempts[0].key] for work in due if work.attempts[0].key in workers}
         others = among(elsewhere(slow, self._cluster.members()), self._cluster.eligible_workers())
-        for work in late:
+        for work in late if others else ():
             worker = workers.get(work.attempts[0].key)
-            if worker in slow and others:
+            if worker in slow:
                 logger.warning(_LATE, limit_s, worker)
                 work.hedged = True
                 self._submit_again(work, others, slow=worker * self._finished.overtook(work.attempts[0].submitted_s))
@@ -278,7 +300,7 @@ class Delivery:
             return
         decision = decide_retry(block_name(self._name, work), work.failures, members)
         if not isinstance(decision, Retry):
-            work.error = explain_block_error(work, decision) if self._cluster.packed else decision
+            self._blame(work, decision)
             return
         logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
         if failure.kind == "unfit":
@@ -288,6 +310,19 @@ class Delivery:
             self._unsubmitted.append(work)
         else:
             self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
+
+    def _blame(self, work: BlockWork, error: FeedlineError) -> None:
+        """Give up a block with an error. Whether this process can read what workers cannot is found out in a thread:
+        a mount may not answer."""
+        if not (self._cluster.packed and is_unreadable(error)):
+            work.error = error
+            return
+
+        def explain() -> None:
+            work.error = explain_block_error(work, error)
+            self._wake()
+
+        threading.Thread(target=explain, name="feedline-explain", daemon=True).start()
 
     def _keep(self, work: BlockWork, attempt: BlockAttempt, result: BlockResult, now_s: float) -> None:
         _refuse_other_block(result, attempt.key, work.request.rows)
@@ -340,14 +375,8 @@ def _refuse_other_block(result: BlockResult, key: str, rows: int) -> None:
         )
 
 
-def _workers_of(attempts: Sequence[BlockAttempt], cluster: Cluster) -> dict[str, str]:
-    """The worker of each attempt, by key. Only the workers that may run one are asked about."""
+def _ask_places(attempts: Sequence[BlockAttempt], cluster: Cluster, *, stacks: bool) -> Future[TaskPlaces | None]:
+    """Where attempts are, once it is known. Only the workers that may run one are asked about."""
     allowed = [attempt.workers for attempt in attempts]
     asked = None if None in allowed else frozenset().union(*filter(None, allowed))
-    return cluster.workers_of([attempt.key for attempt in attempts], asked)
-
-
-def _describe(works: Iterable[BlockWork], step: int, cluster: Cluster, now_s: float) -> str:
-    works = [work for work in works if work.block.first_step <= step and work.rows is None]
-    workers = _workers_of([attempt for work in works for attempt in work.attempts], cluster)
-    return describe_missing(works, workers, cluster.stacks_of(workers), now_s)
+    return cluster.places_of([attempt.key for attempt in attempts], asked, stacks=stacks)

@@ -19,6 +19,7 @@ from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.connection.task_places import TaskPlaces
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.planner import EpochPlan, Planner
 from feedline.service.feeder.timing import HORIZON_S, TrainerPace
@@ -158,14 +159,21 @@ class TrainerStreams:
             if delivery.next_block or not self._open_ahead(last.epoch + 1):
                 return
 
-    def diagnose(self, slots: int, *, planning: bool) -> str:
-        """What the trainer's next batch waits for. slots: of the ring. planning: whether its plan is not there yet."""
+    def ask_missing(self) -> Future[TaskPlaces | None] | None:
+        """Where the blocks are that the trainer's next batch lacks, once it is known; None if nothing is to be asked
+        for that."""
+        stream = self.current
+        return None if stream is None or stream.ended or stream.measured else stream.delivery.ask_missing(stream.step)
+
+    def diagnose(self, slots: int, places: TaskPlaces | None, *, planning: bool) -> str:
+        """What the trainer's next batch waits for. slots: of the ring. places: of the blocks that it lacks. planning:
+        whether its plan is not there yet."""
         stream = self.current
         if planning or (stream is None and self.is_opening):
             return self._planner.describe()
         if stream is None or stream.ended:
             return "the feeder has nothing to deliver"
-        return stream.diagnose(slots)
+        return stream.diagnose(slots, places)
 
     def end(self) -> None:
         """Drop the streams and their blocks."""

@@ -89,15 +89,16 @@ class StatusGatherer:
         self._files = _StatusWriter(LastRun(spec, world_size), lambda: self.status)
 
     def look(self, sessions: Sequence[TrainerSession]) -> None:
-        """Gather the status of the moment, and publish it. Called about once a second. A failure is logged once: the
-        trainers do not need it."""
+        """Gather the status of the moment, and publish it. Called about once a second. A failure is logged in a line,
+        once until it is over: the trainers do not need the status."""
         try:
             self._gather(sessions)
-        except Exception:
+        except Exception as error:
             if not self._has_failed:
-                logger.exception("the feeder's status cannot be gathered")
+                logger.warning("the feeder's status cannot be gathered: %s: %s", type(error).__name__, error)
             self._has_failed = True
             return
+        self._has_failed = False
         if (dask := self._cluster.dask) is not None:
             dask.publish(lambda: self.status)
         self._files.start()

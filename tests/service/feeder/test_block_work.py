@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from feedline.errors import ClusterError, CorruptFileError, TableChangedError, TableError
+from feedline.errors import ClusterError, CorruptFileError, DataError, StoreError, TableChangedError, TableError
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.feeder import block_work
-from feedline.service.feeder.block_work import explain_block_error
+from feedline.service.feeder.block_work import explain_block_error, is_unreadable
 
 GONE = "t/0.parquet is gone: it was there when the snapshot was taken. Take a new snapshot"
 
@@ -29,5 +29,9 @@ def test_a_block_that_workers_cannot_read_is_blamed_on_them(monkeypatch: pytest.
         assert "Take a new snapshot" not in str(error)
     else:
         assert str(error) == GONE
-    damage = CorruptFileError("t/0.parquet is not valid Parquet")
-    assert explain_block_error(work, damage) is damage
+
+
+def test_damage_and_stores_are_the_same_for_all_workers():
+    assert is_unreadable(TableChangedError(GONE))
+    for error in (CorruptFileError("t/0.parquet is not valid Parquet"), StoreError("503"), DataError("a null")):
+        assert not is_unreadable(error)

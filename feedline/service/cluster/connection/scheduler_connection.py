@@ -2,7 +2,8 @@
 
 Runs in: every process that computes on a cluster. Dask's client looks for a lost scheduler for ten seconds, then
 closes. From then on a thread tries to connect, with growing pauses, while the process uses the results it has. While
-the scheduler is away, functions neither block nor raise, unless their docstring says so.
+the scheduler is away, functions neither block nor raise, unless their docstring says so. Questions to the scheduler are
+asked on the event loop of Dask's client: one that is stopped keeps its connections open and answers none.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import Any
+from concurrent.futures import Future as Handle
+from typing import Any, TypeVar
 
 from distributed import Client, Future
 from distributed.client import ClosedClientError
@@ -22,15 +24,18 @@ from distributed.client import ClosedClientError
 from feedline.errors import ClusterError
 from feedline.service.cluster.connection.outage import OutageTimer, waits
 from feedline.service.cluster.connection.scheduler_echo import SchedulerEcho
+from feedline.service.cluster.connection.task_places import TaskPlaces, ask_places
 from feedline.service.dask_patches.client_totals import worker_totals
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # A cluster without workers is said to be so after this time: those of a scheduler that is back follow it.
 _EMPTY_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
-_ANSWER_S = 5.0  # a scheduler that takes longer counts as gone
-_MEMBERS_S = 2.0  # how long the list of workers is cached
+_ANSWER_S = 5.0  # a scheduler that takes longer has not answered
+_MEMBERS_S = 2.0  # how long the list of workers counts as new
 _LOOK_S = 1.0  # between checks while waiting for the cluster
 
 
@@ -77,8 +82,11 @@ class SchedulerConnection:
         self._closed = threading.Event()
         self._members: frozenset[str] = frozenset()
         self._members_s = float("-inf")
+        self._identity: Mapping[str, Any] = {}  # where Dask's client keeps none
+        self._asking: Handle[None] | None = None
         self.number = self.lost = self.regained = 0
         self.client = connect()
+        self.refresh_members()
 
     def look(self, *, waiting: bool) -> None:
         """Check scheduler and workers, and search for a lost scheduler. Called about once a second; never blocks.
@@ -108,9 +116,12 @@ class SchedulerConnection:
             logger.warning("the Dask scheduler at %s is back after %.0f s", self._address(), now_s - lost_s)
         if self._returns:
             self._echo.look(self.client)
-        verdict = self._outage.look(now_s, None if self.workers() else "worker", waiting=waiting)
+        workers = self.workers()
+        if not workers or workers != len(self._members):
+            self._ask_members()
+        verdict = self._outage.look(now_s, None if workers else "worker", waiting=waiting)
         self._say_whether_empty(verdict == "whole", now_s)
-        if verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
+        if verdict == "over" and not self._members:  # the totals are older
             raise _no_worker(self._address(), self._wait_s, self._provider)
 
     def _say_whether_empty(self, has_workers: bool, now_s: float) -> None:
@@ -156,43 +167,52 @@ class SchedulerConnection:
         return max(1, int(self._totals().get("total_threads", 0)))
 
     def members(self) -> frozenset[str]:
-        """The addresses of all workers, as of a few seconds ago; empty if the scheduler does not answer."""
+        """The addresses of all workers, as of a few seconds ago; empty if there is no scheduler. Of workers that came
+        and left in equal numbers, the next call knows."""
         if self._clock() - self._members_s > _MEMBERS_S:
-            self._members = frozenset(self._ask("ncores") or ())
-            self._members_s = self._clock()
-        return self._members
+            self._ask_members()
+        return self._members if self.alive() else frozenset()
 
-    def workers_of(self, keys: Collection[str], among: frozenset[str] | None = None) -> dict[str, str]:
-        """The worker that runs each task, or holds its result; without the tasks that wait for a worker.
+    def refresh_members(self) -> None:
+        """Ask for the workers, and wait for the answer: not in the feeder's loop."""
+        if (asking := self._ask_members()) is not None:
+            with contextlib.suppress(CancelledError, TimeoutError):
+                asking.result(2 * _ANSWER_S)
 
-        among: the workers that may run them (default: all). The answer names every task of each.
-        """
-        tasks = set(keys)
-        asked = None if among is None else sorted(among & self.members())
-        try:
-            processing = self._ask("processing", workers=asked) or {}
-        except KeyError:  # of the scheduler, for a worker that has just left
-            processing = self._ask("processing") or {}
-        running = {key: worker for worker, keys_there in processing.items() for key in keys_there if key in tasks}
-        holders = self._ask("who_has", keys=sorted(tasks - set(running))) or {}
-        return running | {key: workers[0] for key, workers in holders.items() if workers}
+    def places_of(
+        self, keys: Collection[str], among: frozenset[str] | None = None, *, stacks: bool
+    ) -> Handle[TaskPlaces | None]:
+        """Where tasks are; see `ask_places`. None if the scheduler does not answer, which is known after 5 s."""
+        workers = None if among is None else sorted(among & self.members())
+        return self._ask(_in_time(ask_places(self.client.scheduler, keys, workers, stacks=stacks)))
 
-    def stacks_of(self, keys: Collection[str]) -> dict[str, Sequence[str]]:
-        """The calls of running tasks, by key, the innermost last; none if one of the tasks is unknown or has ended."""
-        try:
-            answer = self._ask("call_stack", keys=sorted(keys)) or {}
-        except KeyError:  # of the scheduler, for the first task that it does not know
-            return {}
-        return {str(key): calls for tasks in answer.values() for key, calls in tasks.items()}
-
-    def _ask(self, question: str, **details: Any) -> Any:
-        """Call a handler of the scheduler; None if it does not answer."""
+    def _ask_members(self) -> Handle[None] | None:
+        """Ask for the workers, unless that is being asked already; None without a scheduler."""
         if not self.alive():
             return None
-        try:
-            return self.client.sync(getattr(self.client.scheduler, question), callback_timeout=_ANSWER_S, **details)
-        except (OSError, CancelledError, ClosedClientError):
-            return None
+        if self._asking is None or self._asking.done():
+            self._members_s = self._clock()
+            self._asking = self._ask(self._update_members(self.client))
+        return self._asking
+
+    async def _update_members(self, client: Client) -> None:
+        scheduler: Any = client.scheduler
+        members = await _in_time(scheduler.ncores())
+        if members is not None and client is self.client:
+            self._members = frozenset(members)
+        if worker_totals(client) is None:
+            self._identity = await _in_time(scheduler.identity(n_workers=0)) or {}
+
+    def _ask(self, question: Coroutine[Any, Any, T]) -> Handle[T]:
+        """Ask the scheduler on the loop of its client. Cancelled if there is none, or if it is lost meanwhile."""
+        loop: Any = self.client.loop
+        if self.alive():
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                return asyncio.run_coroutine_threadsafe(question, loop.asyncio_loop)
+        question.close()
+        unasked: Handle[T] = Handle()
+        unasked.cancel()
+        return unasked
 
     def close(self) -> None:
         self._closed.set()
@@ -201,7 +221,10 @@ class SchedulerConnection:
 
     def _totals(self) -> Mapping[str, Any]:
         totals = worker_totals(self.client)
-        return (self._ask("identity", n_workers=0) or {}) if totals is None else totals
+        if totals is None:
+            self.members()  # which asks for both
+            return self._identity
+        return totals
 
     def gather(self, futures: Sequence[Future[Any]]) -> Sequence[Any]:
         """Wait for results. Raises a task's error, CancelledError if they are lost, ClusterError after `wait_s`."""
@@ -248,11 +271,22 @@ class SchedulerConnection:
                 continue
             self._refusal = None
             old, self.client = self.client, client
+            self._asking = None
+            self.refresh_members()
             self.number += 1
             _close(old)
             if self._closed.is_set():
                 _close(client)
             return
+
+
+async def _in_time(answer: Awaitable[T]) -> T | None:
+    """The scheduler's answer; None if it does not come in time."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await answer
+    except (OSError, TimeoutError, ClosedClientError):
+        return None
 
 
 def _close(client: Client) -> None:
