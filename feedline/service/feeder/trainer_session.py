@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,6 @@ from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.progress import Progress
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.connection.task_places import TaskPlaces, answer_of
 from feedline.service.feeder.delivery import DeliveryStats
 from feedline.service.feeder.planner import Agreement, Planner
 from feedline.service.feeder.quality_monitor import QualityMonitor
@@ -173,7 +171,6 @@ class TrainerSession:
         self._request: ring_messages.PlanRequest | None = None  # the last one
         self._planning: Future[RunPlan] | None = None
         self._agreement: Agreement | None = None
-        self._asked: deque[Future[TaskPlaces | None]] = deque()  # for the trainer's questions why there is no batch
         self.pace = TrainerPace()
         self._report_s = 0.0
         self.runnable = False  # something has happened since `advance` had nothing to do
@@ -260,7 +257,8 @@ class TrainerSession:
                 case ring_messages.GrowRing():
                     self._ring.grow()
                 case ring_messages.Diagnose():
-                    self._on_diagnose()
+                    self.streams.ask_missing()
+                    self._answer_questions()
                 case ring_messages.StallReport(seconds=seconds):
                     self.counters.stalled_s += seconds
                 case ring_messages.EpochDone(epoch=epoch):
@@ -300,22 +298,9 @@ class TrainerSession:
         answer = ring_messages.PlanAnswer(number=self._request.number, plan=plan.facts(), feeder=feeder)
         self.channel.post_message(answer)
 
-    def _on_diagnose(self) -> None:
-        asked = self.streams.ask_missing()
-        if asked is None:
-            self._diagnose(None)
-        else:
-            self._asked.append(asked)
-            asked.add_done_callback(lambda _: self._wake())
-
     def _answer_questions(self) -> None:
-        """Answer the trainer's questions whose answers are known, in their order."""
-        while self._asked and self._asked[0].done():
-            self._diagnose(answer_of(self._asked.popleft()))
-
-    def _diagnose(self, places: TaskPlaces | None) -> None:
-        text = self.streams.diagnose(self._ring.slots, places, planning=self._planning is not None)
-        self.channel.post_message(ring_messages.Diagnosis(text=text))
+        for text in self.streams.answers(self._ring.slots, planning=self._planning is not None):
+            self.channel.post_message(ring_messages.Diagnosis(text=text))
 
     def _on_begin(self, begin: ring_messages.BeginStream) -> None:
         self._writers.drop()

@@ -9,7 +9,7 @@ docs/decisions/0050-the-next-epochs-in-the-window.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.connection.task_places import TaskPlaces
+from feedline.service.cluster.connection.task_places import TaskPlaces, answer_of
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.planner import EpochPlan, Planner
 from feedline.service.feeder.timing import HORIZON_S, TrainerPace
@@ -63,6 +63,7 @@ class TrainerStreams:
         self._ahead: deque[TrainerStream] = deque()  # of epochs that follow each other
         self._continues = True  # whether the trainer has gone on to the epoch that was expected
         self.current: TrainerStream | None = None
+        self._asked: deque[Future[TaskPlaces | None]] = deque()  # for questions why there is no batch
 
     @property
     def plan(self) -> RunPlan | None:
@@ -159,15 +160,23 @@ class TrainerStreams:
             if delivery.next_block or not self._open_ahead(last.epoch + 1):
                 return
 
-    def ask_missing(self) -> Future[TaskPlaces | None] | None:
-        """Where the blocks are that the trainer's next batch lacks, once it is known; None if nothing is to be asked
-        for that."""
-        stream = self.current
-        return None if stream is None or stream.ended or stream.measured else stream.delivery.ask_missing(stream.step)
+    def ask_missing(self) -> None:
+        """Ask where the blocks are that the trainer's next batch lacks; `answers` has what is known of it."""
+        stream, asked = self.current, Future[TaskPlaces | None]()
+        if stream is None or stream.ended or stream.measured:
+            asked.set_result(None)
+        else:
+            asked = stream.delivery.ask_missing(stream.step)
+        self._asked.append(asked)
+        asked.add_done_callback(lambda _: self._wake())
 
-    def diagnose(self, slots: int, places: TaskPlaces | None, *, planning: bool) -> str:
-        """What the trainer's next batch waits for. slots: of the ring. places: of the blocks that it lacks. planning:
-        whether its plan is not there yet."""
+    def answers(self, slots: int, *, planning: bool) -> Iterator[str]:
+        """What the trainer's next batch waits for, for each question that can be answered, in their order. slots: of
+        the ring. planning: whether its plan is not there yet."""
+        while self._asked and self._asked[0].done():
+            yield self._diagnose(slots, answer_of(self._asked.popleft()), planning=planning)
+
+    def _diagnose(self, slots: int, places: TaskPlaces | None, *, planning: bool) -> str:
         stream = self.current
         if planning or (stream is None and self.is_opening):
             return self._planner.describe()
