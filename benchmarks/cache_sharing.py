@@ -66,7 +66,7 @@ class Measured:
 def train(pipeline: str, step_s: float) -> dict[str, Any]:
     """Read an epoch, the last one, once a line comes from the standard input; what it took."""
     spec = load_spec(pipeline)
-    request = RunRequest(path=Path(pipeline), overrides={}, spec=spec, ranks=[0], world_size=1)
+    request = RunRequest(spec=spec, ranks=[0], world_size=1)
     print("ready", flush=True)
     sys.stdin.readline()
     before, began_s, progress = _cpu_s(), time.monotonic(), DrainProgress(rank=0)

@@ -36,7 +36,7 @@ from feedline import Pipeline
 from feedline.loader.launcher import RankInfo
 from feedline.loader.rank_agreement import hello_of
 from feedline.loader.ring.client import FeederClient
-from feedline.loader.ring.launch import feeder_access, feeder_input
+from feedline.loader.ring.launch import feeder_access
 from feedline.planning.column_groups import plan_column_group
 from feedline.planning.plan import Plan
 from feedline.spec import load_spec
@@ -116,7 +116,7 @@ def read(path: Path, overrides: dict[str, object], groups: Sequence[Sequence[str
     """Read an epoch, a step of each group in turn (an empty one: all features)."""
     spec, ranks = load_spec(path, overrides), RankInfo(rank=0, world_size=1, local_ranks=1, source="")
     chosen = [choose_features(spec, names) if names else () for names in groups]
-    accesses = [feeder_access(*feeder_input(path, overrides), spec, ranks, each) for each in chosen]
+    accesses = [feeder_access(spec, ranks, each) for each in chosen]
     feeds = [FeederClient(access) for access in accesses]
     try:
         answers = [feed.open(hello_of(ranks, each)) for feed, each in zip(feeds, chosen, strict=True)]

@@ -91,7 +91,7 @@ class Outcome:
 def explain_run(path: Path, step_s: float | None, seconds: float) -> Explanation:
     """A short run of a pipeline, without its first samples."""
     spec = load_spec(path, {})
-    request = RunRequest(path=path, overrides={}, spec=spec, ranks=[0], world_size=1)
+    request = RunRequest(spec=spec, ranks=[0], world_size=1)
     trainer = None if step_s is None else SimulatedTrainer(step_s)
     found = run_shortly(
         feeder_accesses(request)[0], spec, seconds=seconds, trainer=trainer, cores=available_cores(),

@@ -81,7 +81,7 @@ def ratios(windows: Sequence[Window], value: Callable[[Window], float]) -> list[
 def measure_windows(path: Path, seconds: float, rounds: int) -> list[Window]:
     """Drain a run, and measure its windows. seconds: that an attached explain watches."""
     spec = load_spec(path, {})
-    request = RunRequest(path=path, overrides={}, spec=spec, ranks=[0], world_size=1)
+    request = RunRequest(spec=spec, ranks=[0], world_size=1)
     feed, ended = FeederClient(feeder_accesses(request)[0]), threading.Event()
     feed.start()
     hello = Hello(rank=0, world_size=1)

@@ -27,7 +27,6 @@ from feedline.loader.ring.launch import (
     FeederAccess,
     HostLaunch,
     feeder_command,
-    overrides_text,
 )
 from feedline.loader.wire.facts import Hello
 from feedline.pipeline import Pipeline
@@ -61,9 +60,7 @@ def rows_per_s(path: Path, ranks: int, batch_size: int) -> float:
 def feeder_bytes(path: Path, ranks: int) -> int:
     """Private memory of the feeder of so many ranks, each of which has had a few batches."""
     spec = load_spec(path)
-    command = feeder_command(
-        spec, path, overrides_text({}), ranks=(), world_size=ranks, local_ranks=ranks, cores=available_cores()
-    )
+    command = feeder_command(spec, ranks=(), world_size=ranks, local_ranks=ranks, cores=available_cores())
     name, round = meeting_name(f"benchmark-{os.getpid()}", ranks, {})
     access = FeederAccess(command=command, host=HostLaunch(name=name, round=round, command=command))
     feeds = [FeederClient(access) for _ in range(ranks)]

@@ -101,11 +101,9 @@ def run(
 
     if sink not in ("trainer", "null"):
         raise SpecError(f"--sink is unknown: got {sink!r}, expected trainer or null")
-    spec = load_spec(pipeline, values := parse_overrides(overrides or []))
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
     here = parse_ranks(ranks, world_size)
     request = RunRequest(
-        path=pipeline.absolute(),
-        overrides=values,
         spec=spec,
         ranks=here,
         world_size=world_size or len(here),

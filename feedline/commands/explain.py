@@ -114,9 +114,7 @@ def explain(
         elif attached:
             found = _watched_run(spec, seconds, store_bytes_per_s, stop)
         else:
-            found = _short_run(
-                pipeline, values, spec, seconds, _trainer(step_s, train), headspace, store_bytes_per_s, stop
-            )
+            found = _short_run(spec, seconds, _trainer(step_s, train), headspace, store_bytes_per_s, stop)
         if probing:
             from feedline.explain.store_probe import explained_with_probe  # noqa: PLC0415 -- 0.5 s of CPU time
 
@@ -219,8 +217,6 @@ def _last_run(spec: PipelineSpec, store_bytes_per_s: float | None) -> Explanatio
 
 
 def _short_run(
-    pipeline: Path,
-    values: dict[str, object],
     spec: PipelineSpec,
     seconds: float,
     trainer: Trainer | None,
@@ -230,7 +226,7 @@ def _short_run(
 ) -> Explanation:
     from feedline.commands.run import RunRequest, feeder_accesses  # noqa: PLC0415 -- 0.5 s of CPU time
 
-    request = RunRequest(path=pipeline.absolute(), overrides=values, spec=spec, ranks=[0], world_size=1)
+    request = RunRequest(spec=spec, ranks=[0], world_size=1)
     return run_shortly(
         feeder_accesses(request)[0],
         spec,

@@ -1,8 +1,8 @@
 """Run a feeder process: read the spec, start its cluster, serve its trainers.
 
-Runs in: the feeder, `python -m feedline feed`, which reads overrides from standard input. It serves the trainer at the
-other end of a connection and ends with it; or the ranks of a host, and ends with the last of them; or the trainers of
-`feedline run`, until that ends.
+Runs in: the feeder, `python -m feedline feed`, which reads its pipeline from standard input. It serves the trainer at
+the other end of a connection and ends with it; or the ranks of a host, and ends with the last of them; or the trainers
+of `feedline run`, until that ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from feedline.commands.feeder_sessions import FeederSessions, FeedRequest, open_
 from feedline.errors import FeederError, FeedlineError, SpecError
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
-from feedline.loader.ring.launch import read_overrides
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.facts import FeederEvent, Hello
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 def _feed(arguments: Sequence[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="feedline feed")
-    parser.add_argument("path")
+    parser.add_argument("path", help="of the pipeline, for those who list processes")
     for name in ("--ranks", "--cpus"):
         parser.add_argument(name, type=lambda text: [int(number) for number in text.split(",")], default=[])
     for name in ("--world-size", "--local-ranks", "--cores"):
@@ -82,11 +81,8 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
     show_window_changes()
     if options.cpus:
         widen_affinity(options.cpus)
-    overrides, pipeline = read_overrides(sys.stdin.buffer.read())
     request = FeedRequest(
-        path=options.path,
-        pipeline=pipeline,
-        overrides=overrides,
+        pipeline=sys.stdin.buffer.read(),
         ranks=options.ranks,
         world_size=options.world_size,
         local_ranks=options.local_ranks,

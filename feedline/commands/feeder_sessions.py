@@ -32,7 +32,7 @@ from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.service.monitoring.feeder_watch import remove_dead_targets, watch_feeder
 from feedline.service.scaling.demand import Demand, feeder_name, job_name
 from feedline.service.status.status_gatherer import StatusGatherer
-from feedline.spec import PipelineSpec, load_spec
+from feedline.spec import PipelineSpec
 from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -41,16 +41,15 @@ from feedline.warehouse.storage.parallel import stop_waiting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """The pipeline, the ranks to serve, the number of ranks in all and on this host, the cores to use.
+    """The pipeline, as `PipelineSpec.packed`, the ranks to serve, the number of ranks in all and on this host, the
+    cores to use.
 
-    pipeline: its content, if it is no file; `path` is the folder that its paths are relative to then. ranks: empty if
-    their trainers name them. parent: the process that started the feeder. scratch: its folder for Dask's workers,
-    removed at the end. restarts: feeders of these ranks that died before it. column_group: the features of the one
-    whose trainers a feeder of `feedline run` waits for.
+    ranks: empty if their trainers name them. parent: the process that started the feeder. scratch: its folder for
+    Dask's workers, removed at the end. restarts: feeders of these ranks that died before it. column_group: the features
+    of the one whose trainers a feeder of `feedline run` waits for.
     """
 
-    path: str
-    overrides: dict[str, object]
+    pipeline: bytes
     ranks: Sequence[int]
     world_size: int
     local_ranks: int
@@ -58,7 +57,6 @@ class FeedRequest:
     parent: int | None = None
     scratch: str | None = None
     restarts: int = 0
-    pipeline: dict[str, object] | None = None
     column_group: Sequence[str] = ()
 
 
@@ -105,7 +103,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
     """Start the cluster and the planner. early: serve trainers before the cluster is up, and has workers that fit."""
     if request.scratch is not None and log_path(request.scratch).exists():
         keep_log_short()
-    spec = load_spec(request.pipeline or request.path, request.overrides, base_dir=request.path)
+    spec = PipelineSpec.unpacked(request.pipeline)
     code = required_functions(spec)
     keep_pandas_out(code)
     if spec.cluster.kind != "threads":

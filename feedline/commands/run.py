@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +27,7 @@ from feedline.loader.launcher import detect_rank, meeting_name
 from feedline.loader.plan_descriptions import describe_bad_files, summary_of
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.launch import FeederAccess, FeederCommand, HostLaunch, feeder_command, overrides_text
+from feedline.loader.ring.launch import FeederAccess, FeederCommand, HostLaunch, feeder_command
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.loader.wire.facts import BadFileFacts, BlockStats, FeederEvent, FeederStats, Hello, PlanFacts, SourceFacts
 from feedline.resources.cgroups import available_cores, rank_cores
@@ -80,8 +79,6 @@ class RunRequest:
     """A pipeline, the ranks of this host, and the number of ranks in all. column_group: the features to deliver, if not
     all."""
 
-    path: Path
-    overrides: dict[str, object]
     spec: PipelineSpec
     ranks: Sequence[int]
     world_size: int
@@ -181,8 +178,6 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
     cores = rank_cores(local_ranks) if len(ranks) == 1 else available_cores()
     return feeder_command(
         request.spec,
-        request.path,
-        overrides_text(request.overrides),
         ranks=ranks,
         world_size=request.world_size,
         local_ranks=local_ranks,

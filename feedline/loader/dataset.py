@@ -33,7 +33,7 @@ from feedline.loader.launcher import data_rank_of, detect_rank, with_data_rank
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.launch import feeder_access, feeder_input
+from feedline.loader.ring.launch import feeder_access
 from feedline.loader.ring.pinning import Pinning
 from feedline.loader.state import checked_state, environment_warning, rebased_state
 from feedline.loader.tensors.keyed_columns import check_chosen
@@ -120,8 +120,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         super().__init__()
         _refuse(timeout)
         self._copies = None if device is None else copies_to(device)
-        overrides = dict(set or {})
-        self._spec: PipelineSpec = load_spec(pipeline, overrides)
+        self._spec: PipelineSpec = load_spec(pipeline, set or {})
         self._group = () if features is None else choose_features(self._spec, features)
         self._ranks = with_data_rank(
             detect_rank(rank=rank, world_size=world_size, distributed=connected_rank(), environment=os.environ),
@@ -129,7 +128,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         )
         print_ranks(self._ranks)
         self._sparse_features, self._pid = sparse_features or SparseFeatures(), _process_id
-        access = feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks, self._group)
+        access = feeder_access(self._spec, self._ranks, self._group)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.timeout_s = timeout

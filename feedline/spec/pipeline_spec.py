@@ -213,6 +213,17 @@ class PipelineSpec(Section):
             del content["cluster"]["threads"]  # refused beside them
         return canonical_json(content)
 
+    def packed(self) -> bytes:
+        """This spec for another process, where `unpacked` makes the same one, whatever has become of its file and of
+        environment variables: the values of these are in it, and may be secret."""
+        return json.dumps({"base_dir": self.base_dir, "document": self._document.packed()}).encode()
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> PipelineSpec:
+        """The spec of which `packed` made this. Raises SpecError where a function of its features cannot be loaded."""
+        parts = json.loads(content)
+        return _validate(Document.unpacked(parts["document"]), parts["base_dir"])
+
     @classmethod
     def from_canonical(cls, text: str, *, file: str = "<canonical>") -> PipelineSpec:
         """The spec of a canonical text; errors name `file`, without lines and columns."""

@@ -26,7 +26,7 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
 
 def explained(path: Path, **options: Any) -> Explanation:
     spec = load_spec(path)
-    request = RunRequest(path=path, overrides={}, spec=spec, ranks=[0], world_size=1)
+    request = RunRequest(spec=spec, ranks=[0], world_size=1)
     given = {"seconds": 0.6, "trainer": None, "cores": 2.0, "stop": lambda: False, "sample_s": 0.1}
     return run_shortly(feeder_accesses(request)[0], spec, **(given | options))
 

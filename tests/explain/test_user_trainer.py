@@ -51,7 +51,7 @@ def place(tmp_path: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def explained(place: Place, trainer: UserTrainer, **keys: Any) -> Explanation:
     path = place.write(**keys)
     spec = load_spec(path)
-    request = RunRequest(path=path, overrides={}, spec=spec, ranks=[0], world_size=1)
+    request = RunRequest(spec=spec, ranks=[0], world_size=1)
     access = feeder_accesses(request)[0]
     return run_shortly(
         access, spec, seconds=0.6, trainer=trainer, cores=2.0, stop=lambda: False, sample_s=0.1, headspace=True

@@ -343,6 +343,35 @@ def test_other_texts_than_canonical_ones_are_refused(text):
         PipelineSpec.from_canonical(parse().canonical().replace('"version":1', '"version":2'), file="job")
 
 
+def test_a_spec_goes_to_another_process_with_its_positions(monkeypatch):
+    monkeypatch.setenv("WHERE", "clicked == 1")
+    monkeypatch.setenv("SIZE", "8")
+    text = REFERENCE.replace("size: 8192", "size: ${SIZE}")
+    spec = parse_spec(text, file="p.yaml", overrides={"lanes": 2, "source.where": "${WHERE}"}, base_dir="/jobs")
+    for name in ("WHERE", "SIZE"):
+        monkeypatch.delenv(name)
+    other = PipelineSpec.unpacked(spec.packed())
+    assert other == spec
+    assert (other.batch.size, other.source.where, other.lanes) == (8, "clicked == 1", 2)
+    assert (other.file, other.base_dir, other.work_dir) == ("p.yaml", "/jobs", spec.work_dir)
+    assert other.command("fit") == spec.command("fit")
+    for path in (("batch", "size"), ("source", "where"), ("lanes",), other.features[0].path, ()):
+        assert str(other.error(path, "x")) == str(spec.error(path, "x"))
+
+
+def test_a_mapping_goes_to_another_process(monkeypatch, tmp_path):
+    pipeline = {"version": 1, "name": "p", "source": {"table": "t", "where": "x < ${MOST}"}, "batch": {"size": 2}}
+    pipeline["features"] = {"dense": {"x": [{"fill_null": float("inf")}]}}
+    monkeypatch.setenv("MOST", "7")
+    monkeypatch.chdir(tmp_path)
+    spec = load_spec(pipeline)
+    monkeypatch.chdir("/")
+    other = PipelineSpec.unpacked(spec.packed())
+    assert other == spec
+    assert (other.source.table, other.source.where) == (f"{tmp_path}/t", "x < 7")
+    assert other.command("fit") == "Pipeline.from_dict(…).fit()"
+
+
 def _shuffled(value, rng, path=()):
     if not isinstance(value, dict):
         return value

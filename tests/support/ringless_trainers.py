@@ -18,6 +18,7 @@ from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import BeginStream, EpochDone, FeederFailure, PlanAnswer, PlanRequest
 from feedline.native.ring import FREE, Arrival
 from feedline.service.feeder.feeder import Feeder
+from feedline.spec import load_spec
 
 BATCH = 100
 
@@ -99,7 +100,7 @@ def trainers_of(path: Path, ranks: int = 1, *, with_status: bool = False) -> Ite
     """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out.
     with_status: the feeder gathers its status."""
     request = feeder_sessions.FeedRequest(
-        path=str(path), overrides={}, ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1
+        pipeline=load_spec(path).packed(), ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1
     )
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())

@@ -23,7 +23,7 @@ from feedline import FeedlineDataset
 from feedline.errors import FeederError
 from feedline.loader.launcher import meeting_name
 from feedline.loader.ring import host_feeder
-from feedline.loader.ring.launch import HostLaunch, feeder_command, overrides_text
+from feedline.loader.ring.launch import HostLaunch, feeder_command
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.ring_messages import EpochDone
 from feedline.spec import load_spec
@@ -224,7 +224,7 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FEEDLINE_COMMAND", command)
             counts = {"world_size": RANKS, "local_ranks": RANKS, "cores": 1}
-            command = feeder_command(load_spec(path), path, overrides_text({}), ranks=(), **counts)
+            command = feeder_command(load_spec(path), ranks=(), **counts)
             name, round = meeting_name(launch, RANKS, {})
             feeder = host_feeder.attach(
                 HostLaunch(name=name, round=round, command=command), reported=set(), unless=lambda: False

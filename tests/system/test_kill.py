@@ -58,6 +58,28 @@ def test_a_feeder_dies_again_and_again(
     assert all("exit status -9" in word for word in words)
 
 
+@pytest.mark.parametrize("edit", ["saved half", "another batch size", pytest.param("gone", marks=pytest.mark.nightly)])
+def test_a_pipeline_that_is_edited_meanwhile_does_not_count(place: Place, monkeypatch: pytest.MonkeyPatch, edit: str):
+    """A feeder that takes over has the spec that its trainer holds, with the environment variables of its start."""
+    monkeypatch.setenv("CLICKS", str(place.table))
+    path = place.write(source={"table": "${CLICKS}"})
+    expected = oracle(path)
+    with FeedlineDataset(path) as dataset:
+        seen = []
+        for batch in dataset:
+            seen.append(image(batch))
+            if batch.step == 40:
+                if edit == "gone":
+                    path.unlink()
+                else:
+                    text = place.write(batch={"size": 128}).read_text()
+                    path.write_text(text[:60] if edit == "saved half" else text)
+                monkeypatch.delenv("CLICKS")
+                psutil.Process(_feeder(dataset)).kill()
+        assert dataset.stats().feeders == 2
+    assert seen == expected
+
+
 def test_three_deaths_without_a_batch_raise_with_the_last_words(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

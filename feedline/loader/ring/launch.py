@@ -1,15 +1,15 @@
 """Start a feeder process for a trainer, and report why it died.
 
 Runs in: the trainer; `shorten_log` in the feeder. The feeder is `python -m feedline feed` (or FEEDLINE_COMMAND), and
-ends with its connection. Overrides may contain credentials: they are passed on standard input, since every user of the
-host can read arguments. The end of its log is shown if it dies.
+ends with its connection. It gets the spec that its trainer holds, on standard input: the file and variables may have
+changed since, and every user of the host can read arguments, which must hold no credentials. The end of its log is
+shown if it dies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import os
 import shlex
 import shutil
@@ -32,7 +32,6 @@ from feedline.resources.cgroups import available_cores, available_memory_bytes, 
 from feedline.resources.instructions import choose_cpu, cpu_environment
 from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
 from feedline.spec import PipelineSpec
-from feedline.spec.document.overrides import CommandLineOverrides
 
 COMMAND_VARIABLE = "FEEDLINE_COMMAND"
 # After so many deaths without a batch in between, another feeder would die as well.
@@ -51,11 +50,11 @@ LOG_BYTES, LOG_KEPT_BYTES = 16 * 2**20, 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederCommand:
-    """How to start a feeder: arguments after `python -m feedline feed`, overrides as JSON, environment variables.
-    exit_s: after SIGTERM, until it is killed."""
+    """How to start a feeder: arguments after `python -m feedline feed`, its pipeline as `PipelineSpec.packed`,
+    environment variables. exit_s: after SIGTERM, until it is killed."""
 
     arguments: Sequence[str]
-    overrides: str
+    pipeline: bytes
     environment: Mapping[str, str]
     exit_s: float = _EXIT_S
 
@@ -68,10 +67,10 @@ class FeederCommand:
         """
         line = [*feeder_words(os.environ), *self.arguments, "--scratch", scratch, *words]
         try:
-            with standard_input(self.overrides) as overrides:
+            with standard_input(self.pipeline) as pipeline:
                 return subprocess.Popen(
                     line,
-                    stdin=overrides,
+                    stdin=pipeline,
                     stdout=log,
                     stderr=log,
                     pass_fds=descriptors,
@@ -102,11 +101,11 @@ def feeder_words(environment: Mapping[str, str], executable: str | None = sys.ex
 
 
 @contextlib.contextmanager
-def standard_input(content: str) -> Iterator[int]:
+def standard_input(content: bytes) -> Iterator[int]:
     """A descriptor from which a child process reads the content, hidden from other processes."""
-    blob = os.memfd_create("feedline-overrides", os.MFD_CLOEXEC)
+    blob = os.memfd_create("feedline-pipeline", os.MFD_CLOEXEC)
     try:
-        os.write(blob, content.encode())
+        os.write(blob, content)
         os.lseek(blob, 0, os.SEEK_SET)
         yield blob
     finally:
@@ -212,8 +211,6 @@ def await_end(process: subprocess.Popen[Any], *, within_s: float) -> None:
 
 def feeder_command(
     spec: PipelineSpec,
-    path: Path,
-    overrides: str,
     *,
     ranks: Sequence[int],
     world_size: int,
@@ -222,27 +219,26 @@ def feeder_command(
     cpus: Collection[int] = (),
     column_group: Sequence[str] = (),
 ) -> FeederCommand:
-    """How to start a feeder: its pipeline and standard input, the ranks that it serves (none: the trainers name them),
-    the number of ranks in all and on this host, the cores that it may use, the CPUs that it runs on (default: those
-    of the process that starts it), and the features of the column group whose trainers it waits for."""
+    """How to start a feeder of a spec: the ranks that it serves (none: the trainers name them), the number of ranks in
+    all and on this host, the cores that it may use, the CPUs that it runs on (default: those of the process that starts
+    it), and the features of the column group whose trainers it waits for. The first argument names the pipeline in
+    lists of processes."""
     lists = {"--ranks": ranks, "--cpus": sorted(cpus)}
     words = [word for name, each in lists.items() if each for word in (name, ",".join(map(str, each)))]
     words += ["--features", json.dumps(list(column_group))] if column_group else []
     counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores}
     return FeederCommand(
-        arguments=[str(path), *words, *(str(word) for item in counts.items() for word in item)],
-        overrides=overrides,
+        arguments=[str(Path(spec.file).absolute()), *words, *(str(word) for item in counts.items() for word in item)],
+        pipeline=spec.packed(),
         environment=feeder_environment(spec, cores=cores),
         exit_s=_PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S,
     )
 
 
-def feeder_access(
-    path: Path, overrides: str, spec: PipelineSpec, ranks: RankInfo, column_group: Sequence[str] = ()
-) -> FeederAccess:
+def feeder_access(spec: PipelineSpec, ranks: RankInfo, column_group: Sequence[str] = ()) -> FeederAccess:
     """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own; each serves ranks of the
     same column group."""
-    command = partial(feeder_command, spec, path, overrides, world_size=ranks.world_size, local_ranks=ranks.local_ranks)
+    command = partial(feeder_command, spec, world_size=ranks.world_size, local_ranks=ranks.local_ranks)
     job, host = job_fingerprint(spec, column_group), None
     if spec.feeder == "host" and ranks.local_ranks > 1:
         name, round = meeting_name(job, ranks.world_size, os.environ)
@@ -253,40 +249,6 @@ def feeder_access(
         attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
         host=host,
     )
-
-
-def feeder_input(
-    pipeline: str | os.PathLike[str] | Mapping[str, object], overrides: Mapping[str, object]
-) -> tuple[Path, str]:
-    """The path that names a pipeline to its feeder, and the feeder's standard input: overrides and, for a pipeline that
-    is a mapping, its content, with the folder that its paths are relative to as the path."""
-    if isinstance(pipeline, Mapping):
-        return Path.cwd(), overrides_text(overrides, pipeline)
-    return Path(pipeline).absolute(), overrides_text(overrides)
-
-
-def overrides_text(overrides: Mapping[str, object], pipeline: Mapping[str, object] | None = None) -> str:
-    """Overrides as JSON for a feeder, and whether they came from a command line: errors quote them accordingly.
-
-    pipeline: the content of one that is no file.
-    """
-    from_command_line = isinstance(overrides, CommandLineOverrides)
-    message = {"from_command_line": from_command_line, "overrides": dict(overrides)}
-    return json.dumps(message | ({} if pipeline is None else {"pipeline": dict(pipeline)}), default=_json_value)
-
-
-def read_overrides(content: bytes) -> tuple[dict[str, object], dict[str, object] | None]:
-    """The inverse of `overrides_text`; no overrides for an empty input."""
-    message = json.loads(content or b'{"from_command_line": false, "overrides": {}}')
-    values: dict[str, object] = message["overrides"]
-    return CommandLineOverrides(values) if message["from_command_line"] else values, message.get("pipeline")
-
-
-def _json_value(value: object) -> object:
-    """The JSON value of an override that json cannot write: a path, a numpy integer, a mapping other than dict."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return dict(value) if isinstance(value, Mapping) else operator.index(value)  # type: ignore[arg-type]
 
 
 def feeder_threads(spec: PipelineSpec, *, cores: int) -> int:

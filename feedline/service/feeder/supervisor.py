@@ -104,10 +104,10 @@ class Supervisor:
         feeder.scratch = make_scratch()
         words = ["--listen", "--parent", str(os.getpid()), "--scratch", feeder.scratch]
         words += ["--restarts", str(feeder.restarts)]
-        with standard_input(feeder.command.overrides) as overrides:
+        with standard_input(feeder.command.pipeline) as pipeline:
             process = subprocess.Popen(
                 [*feeder_words(os.environ), *feeder.command.arguments, *words],
-                stdin=overrides,
+                stdin=pipeline,
                 stdout=subprocess.PIPE,
                 # The display of a terminal would be drawn over what others write there.
                 stderr=subprocess.PIPE if sys.stderr.isatty() else None,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 from feedline.errors import SpecError
@@ -34,6 +34,9 @@ class Position:
     variable: str = ""  # the environment variable that holds the value
 
 
+_PARTS = tuple(each.name for each in fields(Position))
+
+
 @dataclass(slots=True, kw_only=True)
 class Document:
     """Plain values, and the positions of their paths; a path without one has its parent's."""
@@ -52,6 +55,25 @@ class Document:
             if path[:stop] in self.positions:
                 return self.positions[path[:stop]]
         return Position()
+
+    def packed(self) -> dict[str, Any]:
+        """The document as JSON can hold it; see `unpacked`."""
+        return {
+            "file": self.file,
+            "value": self.value,
+            "positions": [[path, astuple(position)] for path, position in self.positions.items()],
+            "key_positions": [[path, astuple(position)] for path, position in self.key_positions.items()],
+            "overrides": self.overrides,
+        }
+
+    @classmethod
+    def unpacked(cls, content: Mapping[str, Any]) -> Document:
+        """The document of which `packed` made this."""
+        tables = {
+            name: {tuple(path): Position(**dict(zip(_PARTS, parts, strict=True))) for path, parts in content[name]}
+            for name in ("positions", "key_positions")
+        }
+        return cls(file=content["file"], value=content["value"], overrides=content["overrides"], **tables)
 
     def error(self, path: Path, message: str, *, key: bool = False) -> SpecError:
         """A SpecError "FILE:LINE:COL: path: message", or with the override instead of the line."""

@@ -14,11 +14,9 @@ from feedline.loader.ring.launch import (
     FeederCommand,
     FeederProcess,
     feeder_words,
-    overrides_text,
-    read_overrides,
     shorten_log,
 )
-from feedline.spec.document.overrides import CommandLineOverrides
+from feedline.spec import PipelineSpec, load_spec
 
 LAUNCHER = """#!/bin/sh
 echo "$@"
@@ -43,10 +41,12 @@ def test_this_python_starts_a_feeder_unless_a_command_is_set():
 
 
 def command(**overrides: object) -> FeederCommand:
-    return FeederCommand(arguments=["p.yaml"], overrides=overrides_text(overrides), environment={})
+    keys = {"source": {"table": "t"}, "features": {"dense": {"x": []}}, "batch": {"size": 2}}
+    pipeline = {"version": 1, "name": "p", **keys}
+    return FeederCommand(arguments=["p.yaml"], pipeline=load_spec(pipeline, overrides).packed(), environment={})
 
 
-def test_overrides_travel_on_standard_input_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pipelines_travel_on_standard_input_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launcher = tmp_path / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o700)
@@ -59,22 +59,13 @@ def test_overrides_travel_on_standard_input_only(tmp_path: Path, monkeypatch: py
         arguments, heard, status = words.splitlines()
         assert arguments.startswith("--quick feed p.yaml --scratch ")
         assert "secret" not in arguments
-        assert read_overrides(heard.encode()) == ({"source.table": "s3://key:secret@bucket"}, None)
+        assert PipelineSpec.unpacked(heard.encode()).source.table == "s3://key:secret@bucket"
         assert status == "(exit status 3)"
         assert process.log_path.read_text().strip() == words.removesuffix(f"\n{status}")
     finally:
         process.channel.close()
         process.end()
     assert not process.log_path.parent.exists()
-
-
-def test_overrides_keep_their_origin():
-    for kind in (dict, CommandLineOverrides):
-        given = kind({"batch.size": 3, "source.table": Path("/t")})
-        heard, _ = read_overrides(overrides_text(given).encode())
-        assert type(heard) is kind
-        assert heard == {"batch.size": 3, "source.table": "/t"}
-    assert read_overrides(b"") == ({}, None)
 
 
 def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
