@@ -346,7 +346,7 @@ def test_other_texts_than_canonical_ones_are_refused(text):
 def test_a_spec_goes_to_another_process_with_its_positions(monkeypatch):
     monkeypatch.setenv("WHERE", "clicked == 1")
     monkeypatch.setenv("SIZE", "8")
-    text = REFERENCE.replace("size: 8192", "size: ${SIZE}")
+    text = REFERENCE.replace("size: 8192", 'size: "${SIZE}"')
     spec = parse_spec(text, file="p.yaml", overrides={"lanes": 2, "source.where": "${WHERE}"}, base_dir="/jobs")
     for name in ("WHERE", "SIZE"):
         monkeypatch.delenv(name)
