@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from loop_waits import no_waits
-from pipelines import eventually
+from pipelines import PATIENCE_S, eventually
 
 from feedline.blocks.request import BlockResult
 from feedline.planning.schedule import Block
@@ -62,6 +63,26 @@ class Stream:
             read.append(rows[0].value)
             delivery.drop(step)
         return read
+
+
+def hedged(delivery: Delivery) -> bool:
+    """Whether a block is computed twice, once the scheduler has said where the late ones are."""
+
+    def look() -> int:
+        with no_waits():
+            delivery.look(starved=True)
+        return delivery.stats.resubmitted
+
+    return bool(eventually(look))
+
+
+def missing(delivery: Delivery, step: int) -> str:
+    """What the feeder says of a step that lacks blocks."""
+    with no_waits():
+        blocks = delivery.missing(step)
+    concurrent.futures.wait([blocks.places], PATIENCE_S)
+    with no_waits():
+        return blocks.describe()
 
 
 PIECES = (SimpleNamespace(fragment=SimpleNamespace(path="day=1/part-0.parquet")),)

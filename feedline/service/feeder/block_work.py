@@ -1,13 +1,15 @@
 """The work on one block: the attempts at it, its result, and the description of a block that is missing.
 
-Runs in: the feeder. Pure, but for a file that is opened to find out whether it can be read here.
+Runs in: the feeder. Pure, but for a thread that opens a file to find out whether it can be read here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from feedline.blocks.reach import unreadable, unreadable_error
@@ -19,7 +21,7 @@ from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import BlockTask
-from feedline.service.cluster.connection.task_places import TaskPlaces
+from feedline.service.cluster.connection.task_places import TaskPlaces, answer_of
 from feedline.service.monitoring.finished_block import FinishedBlock
 
 _FILES, _BLOCKS, _FRAMES = 3, 4, 4  # shown
@@ -102,12 +104,39 @@ class BlockWork:
             missed=cached.computed,
         )
 
+    def give_up(self, error: FeedlineError, *, packed: bool, wake: Callable[[], None]) -> None:
+        """Give the block up with an error. Whether this process can read what workers (packed: processes) cannot is
+        found out in a thread, which calls `wake`: a mount may not answer."""
+        if not (packed and is_unreadable(error)):
+            self.error = error
+            return
+
+        def explain() -> None:
+            self.error = explain_block_error(self, error)
+            wake()
+
+        threading.Thread(target=explain, name="feedline-explain", daemon=True).start()
+
     def fail(self, outcome: BlockFailure | None) -> BlockFailure | None:
         """Keep an attempt's failure, and return it; None where it is not the fault of the block or its worker."""
         if outcome is None or outcome.kind == "unknown":
             return None
         self.failures.append(outcome)
         return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBlocks:
+    """Blocks that a step waits for. places: where they are, as soon as the scheduler has said so."""
+
+    works: Sequence[BlockWork]
+    places: Future[TaskPlaces | None]
+    clock: Callable[[], float]
+
+    def describe(self) -> str:
+        """What they wait for, once their places are known: a few lines for each of the first."""
+        works = [work for work in self.works if work.rows is None]
+        return describe_missing(works, answer_of(self.places), self.clock())
 
 
 def is_unreadable(error: FeedlineError) -> bool:

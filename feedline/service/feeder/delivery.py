@@ -17,7 +17,7 @@ from typing import Any
 
 from feedline.blocks.compute import unpack_block
 from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
-from feedline.errors import ClusterError, FeedlineError
+from feedline.errors import ClusterError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
@@ -31,11 +31,9 @@ from feedline.service.cluster.connection.task_places import TaskPlaces, answer_o
 from feedline.service.feeder.block_work import (
     BlockAttempt,
     BlockWork,
+    MissingBlocks,
     block_key,
     block_name,
-    describe_missing,
-    explain_block_error,
-    is_unreadable,
 )
 from feedline.service.feeder.timing import FinishedBlocks, Priorities, overdue_after_s
 from feedline.service.feeder.window import Window
@@ -157,24 +155,19 @@ class Delivery:
         self._resubmit()
         if not self._cluster.alive():
             return
-        self._resubmit_stranded()
+        for work, attempt in _stranded(self._work.values(), self._cluster):
+            self._cancel(work, attempt)
+            if not work.attempts:
+                self._submit_again(work, self._cluster.eligible_workers())
         if starved:
             self._hedge()
         else:
             self._places = None
 
-    def ask_missing(self, step: int) -> Future[TaskPlaces | None]:
-        """Where the blocks are that the step lacks, once it is known; None if the scheduler does not answer."""
-        attempts = [attempt for work in self._missing(step) for attempt in work.attempts]
-        return _ask_places(attempts, self._cluster, stacks=True)
-
-    def describe_missing(self, step: int, places: TaskPlaces | None) -> str:
-        """Why the step is not there yet: its missing blocks, their workers, and what these do. places: of the
-        answer."""
-        return describe_missing(self._missing(step), places, self._clock())
-
-    def _missing(self, step: int) -> list[BlockWork]:
-        return [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
+    def missing(self, step: int) -> MissingBlocks:
+        """The blocks that the step lacks, and where they are, which the scheduler is asked for."""
+        works = [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
+        return MissingBlocks(works, _places_of_all(works, self._cluster), self._clock)
 
     def close(self) -> None:
         with self._lock:
@@ -230,32 +223,20 @@ class Delivery:
             elif work.rows is None and work.error is None and not work.attempts:
                 self._submit_again(work, self._cluster.eligible_workers())
 
-    def _resubmit_stranded(self) -> None:
-        """Resubmit blocks that may only run on workers that have left."""
-        for work, attempt in _stranded(self._work.values(), self._cluster):
-            self._cancel(work, attempt)
-            if not work.attempts:
-                self._submit_again(work, self._cluster.eligible_workers())
-
     def _hedge(self) -> None:
         """Compute an overdue block that the trainer needs on another worker too, with other late ones of its worker,
         once the scheduler has said where they are."""
         limit_s = overdue_after_s(self._finished.median_s)
         late = [work for work in self._work.values() if work.late_s(self._clock()) >= limit_s]
         due = [work for work in late if work.block.first_step <= self._priorities.step]
-        if not due:
-            self._places = None
-            return
-        if self._places is None:
+        if due and self._places is None:
             self._places = _ask_places([work.attempts[0] for work in late], self._cluster, stacks=False)
-        if not self._places.done():
+        if not due or self._places is None or not self._places.done():
             return
         places, self._places = answer_of(self._places), None
-        workers = {} if places is None else places.workers
-        slow = {workers[work.attempts[0].key] for work in due if work.attempts[0].key in workers}
-        others = among(elsewhere(slow, self._cluster.members()), self._cluster.eligible_workers())
-        for work in late if others else ():
-            worker = workers.get(work.attempts[0].key)
+        slow, others = _slow_and_other_workers(due, places, self._cluster)
+        for work in late if places is not None and others else ():
+            worker = places.workers.get(work.attempts[0].key)
             if worker in slow:
                 logger.warning(_LATE, limit_s, worker)
                 work.hedged = True
@@ -300,7 +281,7 @@ class Delivery:
             return
         decision = decide_retry(block_name(self._name, work), work.failures, members)
         if not isinstance(decision, Retry):
-            self._blame(work, decision)
+            work.give_up(decision, packed=self._cluster.packed, wake=self._wake)
             return
         logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
         if failure.kind == "unfit":
@@ -310,19 +291,6 @@ class Delivery:
             self._unsubmitted.append(work)
         else:
             self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
-
-    def _blame(self, work: BlockWork, error: FeedlineError) -> None:
-        """Give up a block with an error. Whether this process can read what workers cannot is found out in a thread:
-        a mount may not answer."""
-        if not (self._cluster.packed and is_unreadable(error)):
-            work.error = error
-            return
-
-        def explain() -> None:
-            work.error = explain_block_error(work, error)
-            self._wake()
-
-        threading.Thread(target=explain, name="feedline-explain", daemon=True).start()
 
     def _keep(self, work: BlockWork, attempt: BlockAttempt, result: BlockResult, now_s: float) -> None:
         _refuse_other_block(result, attempt.key, work.request.rows)
@@ -334,8 +302,7 @@ class Delivery:
         self._forget(work)
         work.rows, work.first = unpack_block(self._layout, result), None
         work.quality = result.quality
-        busy_s = result.read_s + result.transform_s + result.encode_s
-        self._cluster.share.computed(busy_s)
+        self._cluster.share.computed(busy_s := result.read_s + result.transform_s + result.encode_s)
         self._window.record(busy_s, result.nbytes)
         self.stats.add(result, now_s - attempt.submitted_s)
         if self._cluster.on_block is not None:
@@ -359,6 +326,15 @@ def _stranded(works: Iterable[BlockWork], cluster: Cluster) -> list[tuple[BlockW
     return [(work, each) for work, each in attempts if members and (each.workers or members).isdisjoint(members)]
 
 
+def _slow_and_other_workers(
+    due: Sequence[BlockWork], places: TaskPlaces | None, cluster: Cluster
+) -> tuple[set[str], frozenset[str] | None]:
+    """The workers on which blocks are late that are due, and those that may compute them, too."""
+    workers = {} if places is None else places.workers
+    slow = {workers[work.attempts[0].key] for work in due if work.attempts[0].key in workers}
+    return slow, among(elsewhere(slow, cluster.members()), cluster.eligible_workers())
+
+
 def _exclude_others(work: BlockWork, attempt: BlockAttempt, cluster: Cluster) -> None:
     """Exclude the workers that are to blame for a block that this attempt has computed."""
     for failure in work.failures:
@@ -373,6 +349,10 @@ def _refuse_other_block(result: BlockResult, key: str, rows: int) -> None:
         raise ClusterError(
             f"a block has another identity: got {result.key} with {result.rows} rows, expected {key} with {rows}"
         )
+
+
+def _places_of_all(works: Sequence[BlockWork], cluster: Cluster) -> Future[TaskPlaces | None]:
+    return _ask_places([attempt for work in works for attempt in work.attempts], cluster, stacks=True)
 
 
 def _ask_places(attempts: Sequence[BlockAttempt], cluster: Cluster, *, stacks: bool) -> Future[TaskPlaces | None]:

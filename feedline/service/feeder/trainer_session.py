@@ -157,8 +157,7 @@ class TrainerSession:
         on_plan: Callable[[RunPlan], None] = lambda plan: None,
     ) -> None:
         self.channel = channel
-        self._cluster = cluster
-        self._planner = planner
+        self._cluster, self._planner = cluster, planner
         self.rank = rank
         self.global_rank: int | None = None  # among all trainers, of which several may read the same rows
         self._world_size = world_size
@@ -313,8 +312,7 @@ class TrainerSession:
         begin, stream = self.streams.open(), self.streams.current
         if begin is not None and stream is not None:
             self._ring.node = begin.node
-            seen = None if begin.seen is None else EpochCounts.from_bytes(begin.seen)
-            self.monitor.begin(begin.epoch, seen)
+            self.monitor.begin(begin.epoch, None if begin.seen is None else EpochCounts.from_bytes(begin.seen))
             self.counters.begin(begin, stream.schedule.steps, self._cluster.threads_per_trainer())
 
     def _end_stream(self) -> None:
@@ -339,8 +337,7 @@ class TrainerSession:
 
     def _fill(self) -> bool:
         """Announce batches and begin to write more, or end the stream; False if nothing is to do before an event."""
-        stream = self.streams.current
-        self.starved = False
+        stream, self.starved = self.streams.current, False
         if stream is None or stream.ended:
             return False
         self._announce(stream)

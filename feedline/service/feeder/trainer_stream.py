@@ -15,7 +15,7 @@ from feedline.loader.encoding.slot import Draft
 from feedline.planning.schedule import Block
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.sources.mixed_schedule import EpochSchedule
-from feedline.service.cluster.connection.task_places import TaskPlaces
+from feedline.service.feeder.block_work import MissingBlocks
 from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.slot_writers import SMALL_BYTES, SlotWriters
 from feedline.service.feeder.steps import drafts, rows_ahead, segments_of
@@ -89,9 +89,9 @@ class TrainerStream:
         """Drop the blocks whose last step is this one; returns their quality counts."""
         return [item for item in self.delivery.drop(step) if self.schedule.has_rows(item[0].lane)]
 
-    def diagnose(self, slots: int, places: TaskPlaces | None) -> str:
-        """Why the step is not delivered yet. slots: of the ring. places: of the blocks that it lacks."""
+    def diagnose(self, slots: int, missing: MissingBlocks | None) -> str:
+        """Why the step is not delivered yet. slots: of the ring. missing: the blocks that it lacks."""
         if self.measured:
             return f"step {self.step} is ready, but the trainer holds all {slots} slots of the ring"
-        missing = self.delivery.describe_missing(self.step, places)
-        return missing or f"all blocks of step {self.step} are there: the feeder is about to deliver it"
+        words = "" if missing is None else missing.describe()
+        return words or f"all blocks of step {self.step} are there: the feeder is about to deliver it"

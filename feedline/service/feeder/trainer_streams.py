@@ -19,7 +19,7 @@ from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.connection.task_places import TaskPlaces, answer_of
+from feedline.service.feeder.block_work import MissingBlocks
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.planner import EpochPlan, Planner
 from feedline.service.feeder.timing import HORIZON_S, TrainerPace
@@ -63,7 +63,7 @@ class TrainerStreams:
         self._ahead: deque[TrainerStream] = deque()  # of epochs that follow each other
         self._continues = True  # whether the trainer has gone on to the epoch that was expected
         self.current: TrainerStream | None = None
-        self._asked: deque[Future[TaskPlaces | None]] = deque()  # for questions why there is no batch
+        self._asked: deque[MissingBlocks | None] = deque()  # for questions why there is no batch
 
     @property
     def plan(self) -> RunPlan | None:
@@ -162,27 +162,25 @@ class TrainerStreams:
 
     def ask_missing(self) -> None:
         """Ask where the blocks are that the trainer's next batch lacks; `answers` has what is known of it."""
-        stream, asked = self.current, Future[TaskPlaces | None]()
-        if stream is None or stream.ended or stream.measured:
-            asked.set_result(None)
-        else:
-            asked = stream.delivery.ask_missing(stream.step)
-        self._asked.append(asked)
-        asked.add_done_callback(lambda _: self._wake())
+        stream, missing = self.current, None
+        if stream is not None and not stream.ended and not stream.measured:
+            missing = stream.delivery.missing(stream.step)
+            missing.places.add_done_callback(lambda _: self._wake())
+        self._asked.append(missing)
 
     def answers(self, slots: int, *, planning: bool) -> Iterator[str]:
         """What the trainer's next batch waits for, for each question that can be answered, in their order. slots: of
         the ring. planning: whether its plan is not there yet."""
-        while self._asked and self._asked[0].done():
-            yield self._diagnose(slots, answer_of(self._asked.popleft()), planning=planning)
+        while self._asked and ((missing := self._asked[0]) is None or missing.places.done()):
+            yield self._diagnose(slots, self._asked.popleft(), planning=planning)
 
-    def _diagnose(self, slots: int, places: TaskPlaces | None, *, planning: bool) -> str:
+    def _diagnose(self, slots: int, missing: MissingBlocks | None, *, planning: bool) -> str:
         stream = self.current
         if planning or (stream is None and self.is_opening):
             return self._planner.describe()
         if stream is None or stream.ended:
             return "the feeder has nothing to deliver"
-        return stream.diagnose(slots, places)
+        return stream.diagnose(slots, missing)
 
     def end(self) -> None:
         """Drop the streams and their blocks."""

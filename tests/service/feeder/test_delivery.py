@@ -15,7 +15,7 @@ from distributed.comm import CommClosedError
 from loop_waits import no_waits
 from pipelines import PATIENCE_S, eventually
 from schedulers import local_cluster
-from streams import Stream, run, window
+from streams import Stream, hedged, missing, run, window
 
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
 from feedline.service.cluster import attempts
@@ -94,26 +94,6 @@ def settled(stream: Stream, delivery: Delivery, count: int) -> bool:
         return delivery.stats.blocks >= count
 
     return bool(eventually(arrived))
-
-
-def hedged(delivery: Delivery) -> bool:
-    """Whether a block is computed twice, once the scheduler has said where the late ones are."""
-
-    def look() -> int:
-        with no_waits():
-            delivery.look(starved=True)
-        return delivery.stats.resubmitted
-
-    return bool(eventually(look))
-
-
-def missing(delivery: Delivery, step: int) -> str:
-    """What the feeder says of a step that lacks blocks."""
-    with no_waits():
-        asked = delivery.ask_missing(step)
-    places = asked.result(PATIENCE_S)
-    with no_waits():
-        return delivery.describe_missing(step, places)
 
 
 def test_an_unresponsive_worker_delays_only_its_own_blocks(
@@ -466,7 +446,6 @@ def test_a_missing_block_is_described_with_its_worker_and_its_calls(cluster: Clu
         assert "block 1 of lane 0" not in text, "the step does not need it"
         ended = cluster.places_of(["a task that has ended"], stacks=True).result(PATIENCE_S)
         assert ended == TaskPlaces({}, {})
-        assert "is not known: the Dask scheduler does not answer" in delivery.describe_missing(0, None)
     finally:
         release.set()
     delivery.close()
