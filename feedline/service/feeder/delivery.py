@@ -235,8 +235,8 @@ class Delivery:
             return
         places, self._places = answer_of(self._places), None
         slow, others = _slow_and_other_workers(due, places, self._cluster)
-        for work in late if places is not None and others else ():
-            worker = places.workers.get(work.attempts[0].key)
+        for work in late if others else ():
+            worker = None if places is None else places.workers.get(work.attempts[0].key)
             if worker in slow:
                 logger.warning(_LATE, limit_s, worker)
                 work.hedged = True
