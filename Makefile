@@ -1,4 +1,5 @@
-# Feedline needs Python >= 3.11 and make; everything else goes into .venv.
+# Feedline needs Python >= 3.11 and make; everything else goes into .venv. With a C compiler and Python's headers, its
+# kernels are compiled.
 #
 #   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
 #   make demo-clicks  generate clicks, cluster them, train a model with deduplication and without: the same losses
@@ -24,6 +25,7 @@ INSTALLED := $(VENV)/.installed
 # torchrec on a CPU, 45 MB: its own requirements name the CUDA build of fbgemm-gpu, and an old torchmetrics, which it
 # imports for metrics alone: pip says that they are missing, or another version.
 TORCHREC := torchrec fbgemm-gpu-cpu tensordict pyvers pyre-extensions typing_inspect mypy_extensions tqdm cloudpickle
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt
 # A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first. On two cores a
 # third process saved 3 % of the time when it was measured; a fourth took longer, on a machine that was busier.
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -34,7 +36,10 @@ PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 help:
 	@sed -n 's/^#   //p' Makefile
 
+# Kernels that were left out are built once there is a compiler; until then every target says what is missing.
 install: $(INSTALLED)
+	@! $(BIN)/python -m feedline.native.kernels --buildable || $(PIP) --no-deps --editable .
+	@$(BIN)/python -m feedline.native.kernels || true
 
 # A venv without pip is one whose making was interrupted, or failed: it is made again.
 $(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
@@ -45,18 +50,18 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
 	  rm -rf $(VENV); \
 	  echo "$(PYTHON) cannot make a virtual environment. Install its venv module (on Debian and Ubuntu:" >&2; \
 	  echo "apt install python3-venv) or name another interpreter with PYTHON=." >&2; exit 1; }
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
+	$(PIP) \
 	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,otel,test,examples,frameworks,bench]'
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --no-deps $(TORCHREC)
+	$(PIP) --no-deps $(TORCHREC)
 	$(BIN)/python -m compileall -q feedline  # as pip does for a wheel: else each feeder compiles it again, 0.3 s
 	@touch $@
 
-demo: $(INSTALLED)
+demo: install
 	$(BIN)/python examples/flights/prepare.py warehouse/flights
 	$(BIN)/feedline run examples/flights/pipeline.yaml --sink null
 	$(BIN)/python examples/flights/train.py
 
-demo-clicks: $(INSTALLED)
+demo-clicks: install
 	test -d warehouse/log || $(BIN)/feedline generate clicks warehouse/log --rows 400000 --days 2 --sessions-mean 16.5 \
 	  --joint-changes --order log
 	$(BIN)/feedline optimize warehouse/log warehouse/clicks --cluster-by session_id --sort-by ts \
@@ -65,43 +70,43 @@ demo-clicks: $(INSTALLED)
 	$(BIN)/python examples/clicks/train.py --steps 40
 	$(BIN)/python examples/clicks/train.py --steps 10 --compare
 
-demo-criteo: $(INSTALLED)
+demo-criteo: install
 	$(BIN)/python examples/criteo/generate.py warehouse/criteo --rows 700000
 	$(BIN)/feedline fit examples/criteo/pipeline.yaml
 	$(BIN)/python examples/criteo/train.py --model warehouse/criteo.pt
 	echo '{"I1": 5, "C9": "0000abcd"}' | $(BIN)/python examples/criteo/serve.py --model warehouse/criteo.pt
 
-demo-mind: $(INSTALLED)
+demo-mind: install
 	$(BIN)/python examples/mind/generate.py warehouse/mind --impressions 60000
 	$(BIN)/feedline fit examples/mind/pipeline.yaml
 	$(BIN)/feedline plan examples/mind/pipeline.yaml
 	$(BIN)/python examples/mind/train.py --model warehouse/mind.pt
 
-test: $(INSTALLED)
+test: install
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(PYTEST_ARGS)
 
-test-unit: $(INSTALLED)
+test-unit: install
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly and not slow" --ignore tests/system $(PYTEST_ARGS)
 
-test-nightly: $(INSTALLED)
+test-nightly: install
 	$(BIN)/python -m pytest $(PROCESSES) -o faulthandler_timeout=600 --hypothesis-profile nightly \
 	  -m "nightly or hypothesis" $(PYTEST_ARGS)
 
 lint: lint-style lint-format lint-types
 
-lint-style: $(INSTALLED)
+lint-style: install
 	$(BIN)/ruff check .
 
-lint-format: $(INSTALLED)
+lint-format: install
 	$(BIN)/ruff format --check .
 
-lint-types: $(INSTALLED)
+lint-types: install
 	$(BIN)/mypy
 
-bench: $(INSTALLED)
+bench: install
 	$(BIN)/python benchmarks/floor.py $(BENCH_ARGS)
 
-targets: $(INSTALLED)
+targets: install
 	$(BIN)/python benchmarks/targets.py $(BENCH_ARGS)
 
 clean:

@@ -46,14 +46,17 @@ def main() -> NoReturn:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        print(VERSION)
+        version()
         raise typer.Exit
 
 
 @app.callback()
 def _program(
     version: Annotated[
-        bool, typer.Option("--version", help="Print Feedline's version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print Feedline's version and compiled kernels.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     pass  # `--version` has ended the program by now
@@ -347,5 +350,7 @@ def clicks(
 
 @app.command()
 def version() -> None:
-    """Print Feedline's version."""
-    print(VERSION)
+    """Print Feedline's version and compiled kernels."""
+    from feedline.native.kernels import kernels_text
+
+    print(f"{VERSION}\nkernels: {kernels_text()}")

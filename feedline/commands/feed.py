@@ -32,6 +32,7 @@ from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_pa
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.facts import FeederEvent, Hello
 from feedline.loader.wire.ring_messages import FeederFailure
+from feedline.native.kernels import missing_kernels
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.resources.allocators import use_huge_pages
 from feedline.resources.cgroups import widen_affinity
@@ -79,6 +80,8 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
     options = parser.parse_args(arguments)
     write_log_lines()
     show_window_changes()
+    if complaint := missing_kernels():
+        logger.warning(complaint)
     if options.cpus:
         widen_affinity(options.cpus)
     request = FeedRequest(

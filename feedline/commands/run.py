@@ -30,6 +30,7 @@ from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import FeederAccess, FeederCommand, HostLaunch, feeder_command
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.loader.wire.facts import BadFileFacts, BlockStats, FeederEvent, FeederStats, Hello, PlanFacts, SourceFacts
+from feedline.native.kernels import compiled_kernels, missing_kernels
 from feedline.resources.cgroups import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.feeder.supervisor import RankReports, SupervisedFeeder, Supervisor
@@ -61,6 +62,7 @@ class RunSummary:
     quality: dict[str, dict[str, Any]] = field(default_factory=dict)  # measures by feature, see docs/quality.md
     cached: CacheCounts | None = None  # None: no cache
     sources: tuple[SourceFacts, ...] = ()  # with the passes of an epoch, of several sources
+    kernels: tuple[str, ...] = compiled_kernels()  # of this installation
 
     def add_plan(self, plan: PlanFacts) -> None:
         """Add the plan that was delivered."""
@@ -87,6 +89,8 @@ class RunRequest:
 
 def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
     """Drain every rank through its ring for `epochs` epochs. Raises what a feeder raised."""
+    if complaint := missing_kernels():  # feeders' logs are not shown
+        say(console, f"warning: {complaint}")
     feeds = {rank: FeederClient(access) for rank, access in feeder_accesses(request).items()}
     views: list[DrainProgress] = []
     start_printed = False

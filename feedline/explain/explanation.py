@@ -13,6 +13,7 @@ from typing import Any, Literal
 from feedline.loader.limits.advice import Advice
 from feedline.loader.limits.run_facts import Capacity, RunFacts, sum_samples
 from feedline.loader.limits.verdict import Verdict, judge
+from feedline.native.kernels import compiled_kernels
 
 Source = Literal["short run", "running", "last run"]
 
@@ -62,6 +63,7 @@ def explanation_facts(explanation: Explanation, verdict: Verdict) -> dict[str, A
     """An explanation as plain values, for `--json` and pages. verdict: on its slowest rank, with all advice."""
     facts = {
         "name": explanation.name,
+        "kernels": list(compiled_kernels()),
         "source": explanation.source,
         "seconds": explanation.seconds,
         "stopped": explanation.stopped,

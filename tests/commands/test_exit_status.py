@@ -16,6 +16,7 @@ from processes import ended_here
 
 from feedline import Pipeline
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError, from_wire
+from feedline.native.kernels import kernels_text
 from feedline.version import VERSION
 
 
@@ -112,7 +113,7 @@ def test_a_damaged_table_ends_with_1(here: Path, tmp_path: Path):
 @pytest.mark.parametrize("word", ["--version", "version"])
 def test_the_version_is_printed(word: str):
     done = ended_here(word)
-    assert (done.returncode, done.stdout) == (0, f"{VERSION}\n")
+    assert (done.returncode, done.stdout) == (0, f"{VERSION}\nkernels: {kernels_text()}\n")
 
 
 def test_a_wrong_argument_is_a_table_error():

@@ -68,6 +68,7 @@ def watched_status(ranks: int = 2, *, cached: bool = True) -> FeederStatus:
         host="host",
         pid=7,
         version="0.1.0",
+        kernels=("ring", "rows"),
         started_s=1.75e9,
         now_s=1.75e9 + 60,
         epochs=2,

@@ -260,7 +260,7 @@ def test_workers_and_host_come_back_or_end():
 def test_services_are_built_from_stages_of_one_file_and_share_the_table():
     services = compose({})["services"]
     stages = [arguments.split(" AS ")[1] for word, arguments in instructions() if word == "FROM"]
-    assert stages == ["worker", "host"]
+    assert stages == ["build", "worker", "host"]
     for service in services.values():
         assert service["image"] == f"feedline-{service['build']['target']}"
         assert service["build"]["target"] in stages
@@ -276,26 +276,49 @@ def instructions() -> list[tuple[str, str]]:
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
 
 
+def by_stage() -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each stage, by its name."""
+    stages: dict[str, list[tuple[str, str]]] = {}
+    for word, arguments in instructions():
+        if word == "FROM":
+            stages[arguments.split(" AS ")[1]] = []
+        list(stages.values())[-1].append((word, arguments))
+    return stages
+
+
 def test_images_are_slim_and_without_root():
     found = instructions()
     starts = [arguments for word, arguments in found if word == "FROM"]
-    assert re.fullmatch(r"python:3\.\d+-slim(-\w+)? AS worker", starts[0])
-    assert starts[1] == "worker AS host"
+    assert re.fullmatch(r"python:3\.\d+-slim(-\w+)? AS build", starts[0])
+    assert starts[1:] == [starts[0].replace("build", "worker"), "worker AS host"]
     assert [arguments for word, arguments in found if word == "USER"] == ["feedline", "root", "feedline"]
     assert found[-1] == ("USER", "feedline")
 
 
 def test_images_take_pinned_versions_and_torch_is_only_the_hosts():
-    found = instructions()
-    second = [word for word, _ in found].index("FROM", 1)
-    stages = {"worker": found[:second], "host": found[second:]}
-    for stage, lines in stages.items():
+    stages = by_stage()
+    for stage in ("worker", "host"):
+        lines = stages[stage]
         installs = [arguments for word, arguments in lines if word == "RUN" and "pip install" in arguments]
         assert len(installs) == 2
         assert all("--constraint constraints.txt" in run for run in installs)
         assert all(('--extra-index-url "$TORCH_INDEX"' in run) == (stage == "host") for run in installs)
     assert any(word == "ARG" and arguments.startswith("TORCH_INDEX=https://") for word, arguments in stages["host"])
-    assert any(arguments.endswith("--no-deps .") for _, arguments in stages["worker"])
+    assert any(arguments.endswith("--no-deps /wheels/*.whl") for _, arguments in stages["worker"])
+
+
+def test_images_have_the_kernels_and_no_compiler():
+    stages = by_stage()
+    runs = {stage: [arguments for word, arguments in lines if word == "RUN"] for stage, lines in stages.items()}
+    assert [stage for stage in runs if any("gcc" in run for run in runs[stage])] == ["build"]
+    assert any(run.startswith("pip wheel") and run.endswith("--no-deps --wheel-dir /wheels .") for run in runs["build"])
+    assert ("COPY", "--from=build /wheels /wheels") in stages["worker"]
+    installed = next(number for number, run in enumerate(runs["worker"]) if "/wheels/*.whl" in run)
+    assert runs["worker"][installed + 1] == "python -m feedline.native.kernels"
+    assert ("COPY", "feedline ./feedline") not in stages["worker"] + stages["host"], "it would be imported, uncompiled"
+    assert not any(re.search(r'" ?"?\.\[| \.$', run) for run in runs["worker"] + runs["host"]), (
+        "it would be built again"
+    )
 
 
 def test_a_worker_needs_what_feedline_needs_without_torch():
@@ -309,6 +332,7 @@ def test_a_worker_needs_what_feedline_needs_without_torch():
 
 def test_image_copies_what_is_there_and_sent():
     ignored = (DOCKERFILE.with_name("Dockerfile.dockerignore")).read_text(encoding="utf-8").splitlines()
-    sources = [name for word, arguments in instructions() if word == "COPY" for name in arguments.split()[:-1]]
+    copies = [arguments for word, arguments in instructions() if word == "COPY" and "--from" not in arguments]
+    sources = [name for arguments in copies for name in arguments.split()[:-1]]
     assert {"constraints.txt", "pyproject.toml", "feedline", "examples"} <= set(sources)
     assert all((ROOT / name).exists() and f"!{name}" in ignored for name in sources)

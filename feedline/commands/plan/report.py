@@ -27,6 +27,7 @@ from feedline.loader.plan_descriptions import lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.loader.wire.codec import from_values, to_values
 from feedline.loader.wire.facts import BadFileFacts
+from feedline.native.kernels import compiled_kernels
 from feedline.planning.dedup.group_measure import describe_groups
 from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
@@ -310,7 +311,8 @@ def memory_text(memory: dict[str, Any]) -> str:
 
 
 def _column_facts(plan: Plan, schedule: Schedule) -> dict[str, Any]:
-    """The columns that are read, and those that pyarrow decodes in the first file, each with the reason."""
+    """The columns that are read, those that pyarrow decodes in the first file, each with the reason, and the compiled
+    kernels."""
     table = plan.snapshot.schema
     first = next(iter(schedule.blocks(0, everything=True)), None)
     columns = {
@@ -319,17 +321,18 @@ def _column_facts(plan: Plan, schedule: Schedule) -> dict[str, Any]:
         "share": len(plan.columns) / len(table.names),
         "names": list(plan.columns),
     }
+    facts = {"columns": columns, "kernels": list(compiled_kernels()), "decoded_by_pyarrow": {}}
     if first is None:
-        return {"columns": columns, "decoded_by_pyarrow": {}}
+        return facts
     fragment = plan.request(first, 0).pieces[0].fragment
-    return {"columns": columns, "decoded_by_pyarrow": arrow_columns(fragment, plan.columns, table)}
+    return {**facts, "decoded_by_pyarrow": arrow_columns(fragment, plan.columns, table)}
 
 
 def _decoders_text(facts: dict[str, Any]) -> str:
     columns, read = facts["decoded_by_pyarrow"], facts["columns"]["read"]
     if not columns:
         return "the kernel"
-    if len(columns) == read and len(set(columns.values())) == 1:
+    if len(set(columns.values())) == 1 and (len(columns) == read or "parquet" not in facts["kernels"]):
         return f"pyarrow ({next(iter(columns.values()))})"
     reasons: dict[str, list[str]] = {}
     for name, reason in columns.items():

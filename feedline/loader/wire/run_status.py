@@ -81,7 +81,7 @@ class FeederStatus:
     job: the same for all feeders of a job; feeder: unique per process. pipeline: the path of pipeline.yaml. epochs: of
     the run. form: of `cluster`. cores: that the feeder may use. cpu_s: CPU seconds that the feeder's process has used.
     workers, threads: that compute its blocks. restarts: feeders of its ranks that died before it. lost, regained:
-    connections to the scheduler. decisions: the last ones.
+    connections to the scheduler. decisions: the last ones. kernels: the compiled ones of its process.
     """
 
     job: str
@@ -105,3 +105,4 @@ class FeederStatus:
     regained: int = 0
     decisions: tuple[FeederDecision, ...] = ()
     dashboard: str | None = None
+    kernels: tuple[str, ...] = ()

@@ -164,8 +164,12 @@ _OF_RANKS = (
 FEEDER_METRICS: tuple[Metric[FeederStatus], ...] = (
     information(
         "feedline_build_info",
-        "The release of Feedline that the process runs.",
-        {"version": lambda status: status.version, "role": lambda status: "feeder"},
+        "The release of Feedline that the process runs, and its compiled kernels.",
+        {
+            "version": lambda status: status.version,
+            "role": lambda status: "feeder",
+            "kernels": lambda status: ", ".join(status.kernels) or "none",
+        },
     ),
     information(
         "feedline_feeder_info",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from feedline.native.kernels import kernels_text
 from feedline.service.monitoring.metric import Metric, Sample, information, single
 from feedline.service.scheduler.job_rows import JobRow
 from feedline.version import VERSION
@@ -41,8 +42,8 @@ def _job(name: str, meaning: str, value: Callable[[JobRow], float]) -> Metric[Sc
 SCHEDULER_METRICS: tuple[Metric[SchedulerState], ...] = (
     information(
         "feedline_build_info",
-        "The release of Feedline that the process runs.",
-        {"version": lambda state: VERSION, "role": lambda state: "scheduler"},
+        "The release of Feedline that the process runs, and its compiled kernels.",
+        {"version": lambda state: VERSION, "role": lambda state: "scheduler", "kernels": lambda state: kernels_text()},
     ),
     _cluster("workers", "Workers of the scheduler.", lambda state: state.workers),
     _cluster("threads", "Threads of all workers.", lambda state: state.threads),

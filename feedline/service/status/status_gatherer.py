@@ -18,6 +18,7 @@ from feedline.errors import DataError, FeedlineError
 from feedline.loader.ring.status_files import StatusFile
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FeederStatus, PlanStatus, RankStatus
+from feedline.native.kernels import compiled_kernels
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.trainer_session import TrainerSession
@@ -75,6 +76,7 @@ class StatusGatherer:
             host=platform.node(),
             pid=os.getpid(),
             version=VERSION,
+            kernels=compiled_kernels(),
             started_s=now_s,
             now_s=now_s,
             epochs=spec.epochs,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from feedline.native.kernels import kernels_text
 from feedline.service.monitoring.block_counts import BlocksComputed
 from feedline.service.monitoring.metric import Metric, information, single
 from feedline.version import VERSION
@@ -24,8 +25,8 @@ class WorkerState:
 WORKER_METRICS: tuple[Metric[WorkerState], ...] = (
     information(
         "feedline_build_info",
-        "The release of Feedline that the process runs.",
-        {"version": lambda state: VERSION, "role": lambda state: "worker"},
+        "The release of Feedline that the process runs, and its compiled kernels.",
+        {"version": lambda state: VERSION, "role": lambda state: "worker", "kernels": lambda state: kernels_text()},
     ),
     single("feedline_worker_threads", "Threads that compute blocks.", lambda state: state.threads, {}),
     single("feedline_worker_serving", "1 while a scheduler has the worker.", lambda state: float(state.is_serving), {}),

@@ -23,6 +23,7 @@ from distributed.core import rpc
 from distributed.utils import get_ip
 
 from feedline.errors import ClusterError
+from feedline.native.kernels import kernels_text
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.dask_patches.dask_config import WORKER_CONFIG
@@ -169,7 +170,8 @@ class WorkerProcess:
             if self._stop:
                 await self._departure.leave()
                 return
-            logger.info("worker %s serves %s with %d threads", worker.address, options.scheduler, options.threads)
+            served = worker.address, options.scheduler, options.threads, kernels_text()
+            logger.info("worker %s serves %s with %d threads, kernels: %s", *served)
             await worker.finished()
             self._departure = None
             if not self._stop:

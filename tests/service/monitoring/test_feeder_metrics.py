@@ -16,7 +16,7 @@ from feedline.service.worker.worker_metrics import WORKER_METRICS
 
 ALL = (*FEEDER_METRICS, *SCHEDULER_METRICS, *WORKER_METRICS)
 UNITS = ("seconds", "bytes", "ratio", "rows", "slots", "blocks", "workers", "threads")
-LABELS = {"pipeline", "rank", "stage", "result", "direction", "kind", "version", "role", "name", "form"}
+LABELS = {"pipeline", "rank", "stage", "result", "direction", "kind", "version", "kernels", "role", "name", "form"}
 
 
 def scraped(status: FeederStatus) -> dict[str, float]:
@@ -45,7 +45,7 @@ def test_the_status_is_what_a_scrape_shows():
     assert found[series("feeder_restarts_total")] == 1
     assert (found[series("scheduler_lost_total")], found[series("scheduler_regained_total")]) == (2, 1)
     assert found[series("feeder_info", name="clicks", form="threads")] == 1
-    assert found[f"feedline_build_info{[('role', 'feeder'), ('version', '0.1.0')]}"] == 1
+    assert found[f"feedline_build_info{[('kernels', 'ring, rows'), ('role', 'feeder'), ('version', '0.1.0')]}"] == 1
 
 
 def test_without_a_cache_and_a_plan_there_are_no_samples_of_them():

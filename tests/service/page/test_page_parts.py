@@ -94,6 +94,12 @@ def test_names_cannot_be_code():
     assert "alert(1)</script>" not in html
 
 
+def test_the_kernels_are_named():
+    status = status_at(10)
+    assert "Feedline 0.1.0, kernels: none" in whole(replace(status, kernels=()))
+    assert "Feedline 0.1.0, kernels: ring, rows" in whole(replace(status, kernels=("ring", "rows")))
+
+
 def test_a_name_cannot_turn_the_direction_of_the_page():
     """Of all characters that Unicode's algorithm obeys, none reaches the page."""
     turns = [each for each in map(chr, range(0x3000)) if unicodedata.bidirectional(each) in BIDI_CONTROLS]

@@ -16,6 +16,7 @@ from pipelines import PATIENCE_S, eventually
 from processes import ended, ended_here, feedline, free_port, running
 from schedulers import workers_now
 
+from feedline.native.kernels import kernels_text
 from feedline.resources.cgroups import available_cores
 from feedline.resources.instructions import DISABLE, cpu_environment
 from feedline.service.worker.worker_process import worker_environment
@@ -62,7 +63,7 @@ def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(
             where = ("--port", port, "--contact-address", f"localhost:{port}")
             options = ("--threads", 1, "--name", "ours", "--cpu", "x86-64-v3", "--scratch", tmp_path)
             ours = programs.enter_context(feedline("worker", address, *options, *where))
-            ours.line(f"worker tcp://localhost:{port} serves {address} with 1 threads")
+            ours.line(f"worker tcp://localhost:{port} serves {address} with 1 threads, kernels: {kernels_text()}")
             [description] = client.run(describe).values()
             assert description == {
                 "torch": False,
