@@ -37,7 +37,7 @@ from feedline.service.cluster.local_cluster import start_processes, start_thread
 from feedline.service.cluster.provider import close_provider, provider_config, start_provider, worker_threads
 from feedline.service.cluster.result_fetcher import FetchedTask, ResultFetcher
 from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
-from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, THREADS_CONFIG
+from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CONFIG, THREADS_CONFIG, private_config
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.status_source import offer_statuses
@@ -78,7 +78,9 @@ def open_dask(
     environment: dict[str, object] = {**allocator_environment(own_threads or threads), **cpu_environment(cpu)}
     if own_threads is not None:
         environment["POLARS_MAX_THREADS"] = own_threads
-    config = {**(FEEDER_CONFIG if tasks is None else THREADS_CONFIG), **_environment_config(environment, scratch)}
+    private = private_config() if spec.kind in ("threads", "processes") else {}
+    role = FEEDER_CONFIG if tasks is None else THREADS_CONFIG
+    config = {**private, **role, **_environment_config(environment, scratch)}
     deploy: Callable[[], DaskDeployment] | None = None
     match spec.kind:
         case "threads":
@@ -87,7 +89,7 @@ def open_dask(
             deploy = partial(start_processes, spec, threads=threads, dashboard_port=dashboard_port, elastic=elastic)
             config |= watched_workers(metrics, job="" if report is None else report.job)
         case "provider":
-            config |= provider_config(spec)
+            config |= {**PROVIDER_CONFIG, **provider_config(spec)}
             deploy = partial(start_provider, spec, environment, elastic=elastic)
     return DaskCluster(spec, config=config, deploy=deploy, tasks=tasks, share=share, report=report)
 

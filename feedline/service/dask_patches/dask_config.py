@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask
+
 NODE_CONFIG: dict[str, Any] = {
     "distributed.admin.system-monitor.gil.enabled": False,
     "distributed.admin.system-monitor.interval": "2s",
@@ -30,6 +32,11 @@ FEEDER_CONFIG: dict[str, Any] = {
     "distributed.scheduler.worker-saturation": "inf",  # the feeder itself limits the blocks in flight
     "distributed.comm.timeouts.connect": "10s",
 }
+# The scheduler of a class of clusters: it ends with its job.
+PROVIDER_CONFIG: dict[str, Any] = {
+    "distributed.scheduler.idle-timeout": None,
+    "distributed.scheduler.no-workers-timeout": None,
+}
 # Scheduler and worker share one process and one event loop: nothing is lost that is not lost together, no worker is
 # better placed than the other, and a loop that looks for stalls every 20 ms takes 3 % of a core.
 THREADS_CONFIG: dict[str, Any] = {
@@ -40,7 +47,16 @@ THREADS_CONFIG: dict[str, Any] = {
     "distributed.admin.system-monitor.disk": False,
     "distributed.worker.memory.monitor-interval": "10s",
     "distributed.scheduler.work-stealing": False,
-    "distributed.scheduler.idle-timeout": None,
     "distributed.client.heartbeat": "30s",
     "distributed.client.scheduler-info-interval": "10s",
 }
+
+
+def private_config() -> dict[str, Any]:
+    """Dask's defaults of `distributed`, in place of what the user's files and environment say.
+
+    A scheduler that ends when it is idle, encryption that loopback has no key for, or modules that every process loads
+    (`preload`) are meant for clusters that people start: a run's own would end, or never begin. Workers are handed this
+    configuration whole.
+    """
+    return {"distributed": dask.config.merge(*dask.config.defaults)["distributed"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import sys
@@ -12,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import dask
 import psutil
 import pytest
 from distributed import Client, Security
@@ -100,3 +102,31 @@ def test_a_temporary_key_without_cryptography_is_an_error(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     with pytest.raises(ClusterError, match=r"temporary cannot create a key: .* pip install 'feedline\[tls\]'"):
         open_cluster(ClusterSpec.model_validate({"workers": 1, "tls": "temporary"}), threads=1)
+
+
+USERS_CONFIG = {
+    "scheduler": {"idle-timeout": "1s", "no-workers-timeout": "1s", "pickle": False, "preload": ["no_such_module"]},
+    "worker": {"preload": ["no_such_module"], "lifetime": {"duration": "1s"}, "resources": {"GPU": 1}},
+    "nanny": {"preload": ["no_such_module"], "environ": {"PYTHONPATH": "/nowhere"}},
+    "client": {"preload": ["no_such_module"], "security-loader": "no_such_module.load"},
+    "comm": {"require-encryption": True, "default-scheme": "tls"},
+}
+
+
+@pytest.mark.parametrize("form", [{"threads": 1}, {"workers": 1, "threads": 1}], ids=["threads", "processes"])
+def test_a_private_cluster_takes_nothing_of_the_user_s_dask_that_would_break_it(
+    form: dict[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    """In the files of this process, and in the environment, which a worker process reads itself."""
+    for section, keys in USERS_CONFIG.items():
+        monkeypatch.setenv(f"DASK_DISTRIBUTED__{section.upper()}", repr(keys))
+    with dask.config.set({f"distributed.{name}": keys for name, keys in USERS_CONFIG.items()}):
+        with cluster_of(**form) as cluster:
+            settings = cluster.client.submit(lambda: copy.deepcopy(dask.config.get("distributed"))).result()
+            assert cluster.client.submit(os.environ.get, "PYTHONPATH").result() != "/nowhere"
+        assert dask.config.get("distributed.scheduler.idle-timeout") == "1s", "the user's again"
+    assert settings["scheduler"]["idle-timeout"] is None
+    assert "pickle" not in settings["scheduler"]
+    assert settings["comm"]["require-encryption"] is None
+    assert [settings[role]["preload"] for role in ("scheduler", "worker", "nanny", "client")] == [[], [], [], []]
+    assert settings["scheduler"]["worker-saturation"] == "inf", "Feedline's own, above Dask's defaults"
