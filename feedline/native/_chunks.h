@@ -24,13 +24,14 @@ static struct { /* of the shared library, if there is one */
 } zstd;
 
 /* Decompress to exactly `size` bytes. context: of zstd, made when it is needed. */
-static int decompress(Cursor *cursor, void **context, const uint8_t *at, int64_t length, Vector *out, int64_t size) {
+static int decompress(Cursor *cursor, int codec, void **context, const uint8_t *at, int64_t length, Vector *out,
+                      int64_t size) {
     const uint8_t *end = at + length;
     int64_t done = -1;
     out->used = 0;
     if (reserve(cursor, out, size, 1) != 0)
         return -1;
-    switch (cursor->codec) {
+    switch (codec) {
     case UNCOMPRESSED:
         memcpy(out->bytes, at, (size_t)size);
         done = size;
@@ -75,23 +76,21 @@ static int next_page(Cursor *cursor, void **context) {
     const uint8_t *bytes = (const uint8_t *)cursor->chunk.buf + page->start;
     if (page->crc >= 0 && crc_of(bytes, bytes + page->compressed) != page->crc)
         return fail(cursor, "a page's checksum does not fit its bytes");
-    if (page->kind == INDEX_PAGE)
-        return INDEX_PAGE;
     const int is_new = page->kind == DATA_PAGE_V2, is_dictionary = page->kind == DICTIONARY_PAGE;
     const int64_t levels = is_new ? page->def_bytes + page->rep_bytes : 0;
     int64_t length = page->compressed - levels;
     const int64_t size = page->uncompressed - levels;
     const uint8_t *values = bytes + levels;
-    if (!is_new || (page->is_compressed && (length || size))) { /* no bytes at all are not compressed */
-        if (cursor->codec == UNCOMPRESSED && length != size)
-            return fail(cursor, "a page has another size than its header says");
-        if (cursor->codec != UNCOMPRESSED || is_dictionary || COPIED) {
-            Vector *out = is_dictionary ? &cursor->unpacked_entries : &cursor->unpacked;
-            if (decompress(cursor, context, values, length, out, size) != 0)
-                return -1;
-            values = out->bytes;
-            length = size;
-        }
+    /* no bytes at all are not compressed */
+    const int is_packed = cursor->codec != UNCOMPRESSED && (!is_new || (page->is_compressed && (length || size)));
+    if (!is_packed && length != size)
+        return fail(cursor, "a page has another size than its header says");
+    if (is_packed || is_dictionary || COPIED) {
+        Vector *out = is_dictionary ? &cursor->unpacked_entries : &cursor->unpacked;
+        if (decompress(cursor, is_packed ? cursor->codec : UNCOMPRESSED, context, values, length, out, size) != 0)
+            return -1;
+        values = out->bytes;
+        length = size;
     }
     if (is_dictionary) {
         if (page->encoding != PLAIN && page->encoding != PLAIN_DICTIONARY)
@@ -113,17 +112,11 @@ static int next_page(Cursor *cursor, void **context) {
     return open_slots(cursor, page->values, (int)page->encoding, page->rep_bytes, def_bytes) == 0 ? (int)page->kind : -1;
 }
 
-/* Take the pages up to the dictionary, if there is one. */
+/* Take the dictionary, if the first page is one. */
 static int open_chunk(Cursor *cursor, void **context) {
-    int64_t page = 0;
-    while (page < cursor->pages_left && cursor->pages[page].kind != DICTIONARY_PAGE)
-        page++;
-    if (page == cursor->pages_left)
+    if (cursor->pages_left == 0 || cursor->pages->kind != DICTIONARY_PAGE)
         return 0;
-    for (int kind = INDEX_PAGE; kind != DICTIONARY_PAGE;)
-        if ((kind = next_page(cursor, context)) < 0)
-            return -1;
-    return 1;
+    return next_page(cursor, context) < 0 ? -1 : 1;
 }
 
 /* Decode until there are so many rows. Returns 1 if there are, 0 if the pages end before, -1 after an error. */
@@ -165,11 +158,10 @@ static PyObject *set_source(Cursor *cursor, PyObject *args) {
     for (size_t index = 0; index < count && !failed; index++) {
         const Page *page = &pages[index];
         const int64_t size = cursor->chunk.len;
-        failed = page->kind < DATA_PAGE || page->kind > DATA_PAGE_V2 || page->compressed < 0 || page->compressed > size
-            || page->start < 0 || page->start > size - page->compressed || page->uncompressed < 0
-            || page->uncompressed > INT32_MAX;
-        if (!failed && page->kind != INDEX_PAGE)
-            failed = page->values < 0 || page->values > INT32_MAX || page->encoding < 0 || page->encoding > INT32_MAX;
+        failed = (page->kind != DATA_PAGE && page->kind != DICTIONARY_PAGE && page->kind != DATA_PAGE_V2)
+            || page->compressed < 0 || page->compressed > size || page->start < 0
+            || page->start > size - page->compressed || page->uncompressed < 0 || page->uncompressed > INT32_MAX
+            || page->values < 0 || page->values > INT32_MAX || page->encoding < 0 || page->encoding > INT32_MAX;
         if (!failed && page->kind == DATA_PAGE_V2)
             failed = page->def_bytes < 0 || page->rep_bytes < 0 || page->def_bytes > page->compressed - page->rep_bytes
                 || page->def_bytes > page->uncompressed - page->rep_bytes;
@@ -216,7 +208,7 @@ static int claim(PyObject *object, int64_t rows) {
     return 0;
 }
 
-/* read_chunks(cursors, rows): decode each until there are so many rows; -1: take the pages up to the dictionaries. For
+/* read_chunks(cursors, rows): decode each until there are so many rows; -1: take the dictionaries. For
  * each: whether there are, or there is a dictionary; a text is an error, None no memory. */
 static PyObject *read_chunks(PyObject *module, PyObject *args) {
     PyObject *cursors;

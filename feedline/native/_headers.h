@@ -7,7 +7,8 @@
 
 #define DEPTH 16 /* of structures inside a header; the format has four */
 
-enum { DATA_PAGE = 0, INDEX_PAGE = 1, DICTIONARY_PAGE = 2, DATA_PAGE_V2 = 3 };
+/* Other kinds are not read: a kind that a damaged byte made would leave out a page's rows. */
+enum { DATA_PAGE = 0, DICTIONARY_PAGE = 2, DATA_PAGE_V2 = 3 };
 
 /* One page, as `page_table` returns it; -1 is what a header does not say. */
 typedef struct {
@@ -153,9 +154,8 @@ static int read_header(Thrift *thrift, Page *page) {
         if (id == 4)
             page->crc &= UINT32_MAX;
     }
-    if (page->kind < 0 || page->compressed < 0 || page->uncompressed < 0)
-        return -1;
-    if (page->kind != INDEX_PAGE && (page->kind > DATA_PAGE_V2 || own != page->kind || page->values < 0 || page->encoding < 0))
+    if (page->kind < 0 || own != page->kind || page->compressed < 0 || page->uncompressed < 0 || page->values < 0
+        || page->encoding < 0)
         return -1;
     if (page->kind == DATA_PAGE && (page->def_encoding < 0 || page->rep_encoding < 0))
         return -1;

@@ -32,12 +32,12 @@ static PyStructSequence_Field strings_fields[] = {
     {"offsets", NULL}, {"bytes", NULL}, {"longest", NULL}, {"is_ascii", NULL}, {NULL, NULL},
 };
 static PyStructSequence_Field table_fields[] = {
-    {"pages", NULL}, {"encodings", NULL}, {"def_encodings", NULL}, {"rep_encodings", NULL}, {"entries", NULL},
-    {NULL, NULL},
+    {"pages", NULL}, {"kinds", NULL}, {"encodings", NULL}, {"def_encodings", NULL}, {"rep_encodings", NULL},
+    {"entries", NULL}, {NULL, NULL},
 };
 static PyStructSequence_Desc decoded_names = {"feedline.native._parquet.Decoded", NULL, decoded_fields, 10};
 static PyStructSequence_Desc strings_names = {"feedline.native._parquet.DictionaryStrings", NULL, strings_fields, 4};
-static PyStructSequence_Desc table_names = {"feedline.native._parquet.PageTable", NULL, table_fields, 5};
+static PyStructSequence_Desc table_names = {"feedline.native._parquet.PageTable", NULL, table_fields, 6};
 
 /* The items of a new tuple by their names. NULL after an error, such as there being no tuple. */
 static PyObject *with_names(PyTypeObject *type, PyObject *tuple) {
@@ -295,8 +295,9 @@ static int64_t encoding_bit(int64_t encoding) {
     return INT64_C(1) << (encoding < OTHER_ENCODING ? encoding : OTHER_ENCODING);
 }
 
-/* page_table(chunk, values): the pages of a column chunk, until they have so many values; as bits, the encodings of values
- * in data pages, and of levels in those of the first version; and how many values dictionaries have. */
+/* page_table(chunk, values): the pages of a column chunk, which are all of its bytes and hold so many values (none: if there
+ * are none); as bits, their kinds, the encodings of values in data pages, and of levels in those of the first version; and
+ * how many values the dictionary has, which comes first. */
 static PyObject *page_table(PyObject *module, PyObject *args) {
     PyObject *chunk;
     Py_buffer view;
@@ -306,22 +307,25 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
         return NULL;
     Vector pages = {0};
     const uint8_t *start = view.buf;
-    Thrift thrift = {start, start + view.len};
+    Thrift thrift = {start, values == 0 ? start : start + view.len}; /* without values, offsets may be unset */
     const char *error = NULL;
-    int64_t found = 0, encodings = 0, def_encodings = 0, rep_encodings = 0, entries = 0;
-    while (found < values && error == NULL) {
+    int64_t found = 0, kinds = 0, encodings = 0, def_encodings = 0, rep_encodings = 0, entries = 0;
+    while (thrift.at < thrift.end && error == NULL) {
         Page page;
-        if (thrift.at == thrift.end) {
-            error = "its pages hold fewer values than its footer says";
-        } else if (read_header(&thrift, &page) != 0 || thrift_forward(&thrift, (uint64_t)page.compressed) != 0) {
+        if (read_header(&thrift, &page) != 0 || thrift_forward(&thrift, (uint64_t)page.compressed) != 0) {
             error = "a page's header is not valid";
+        } else if (page.kind == DICTIONARY_PAGE && kinds != 0) {
+            error = "its dictionary is not its first page";
         } else if (vector_reserve(&pages, sizeof page) != 0) {
             error = NO_MEMORY;
         } else {
             page.start = thrift.at - start - page.compressed;
             memcpy(pages.bytes + pages.used, &page, sizeof page);
             pages.used += sizeof page;
-            if (page.kind == DATA_PAGE || page.kind == DATA_PAGE_V2) {
+            kinds |= INT64_C(1) << page.kind;
+            if (page.kind == DICTIONARY_PAGE) {
+                entries = page.values;
+            } else {
                 found += page.values;
                 encodings |= encoding_bit(page.encoding);
             }
@@ -329,11 +333,11 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
                 def_encodings |= encoding_bit(page.def_encoding);
                 rep_encodings |= encoding_bit(page.rep_encoding);
             }
-            entries += page.kind == DICTIONARY_PAGE ? page.values : 0;
         }
     }
-    if (error == NULL && found > values)
-        error = "its pages hold more values than its footer says";
+    if (error == NULL && found != values)
+        error = found < values ? "its pages hold fewer values than its footer says"
+                               : "its pages hold more values than its footer says";
     PyBuffer_Release(&view);
     PyObject *result = NULL;
     if (error == NO_MEMORY)
@@ -345,8 +349,8 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
     free(pages.bytes);
     if (result == NULL)
         return NULL;
-    return with_names(table_type, Py_BuildValue("(NLLLL)", result, (long long)encodings, (long long)def_encodings,
-                                                (long long)rep_encodings, (long long)entries));
+    return with_names(table_type, Py_BuildValue("(NLLLLL)", result, (long long)kinds, (long long)encodings,
+                                                (long long)def_encodings, (long long)rep_encodings, (long long)entries));
 }
 
 static PyObject *crc32(PyObject *module, PyObject *bytes) {
@@ -474,7 +478,7 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     strings_type = PyStructSequence_NewType(&strings_names);
     table_type = PyStructSequence_NewType(&table_names);
     if (memory_type == NULL || cursor_type == NULL || decoded_type == NULL || strings_type == NULL || table_type == NULL
-        || PyModule_AddIntConstant(module, "VERSION", 8) != 0
+        || PyModule_AddIntConstant(module, "VERSION", 9) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;

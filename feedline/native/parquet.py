@@ -20,7 +20,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 8  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 9  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
 
 # For tests: what is read after its last view has died is wrong for certain.
@@ -38,7 +38,7 @@ for _name in ("libzstd.so.1", "libzstd.1.dylib") if COMPILED else ():
         CODECS["ZSTD"] = 1
         break
 
-DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = range(4)
+DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 RLE = 3
 
 
@@ -66,11 +66,12 @@ class Page(NamedTuple):
 class PageTable(Protocol):
     """The pages of a column chunk, as bytes (see `pages_of`), and what they have in common.
 
-    encodings: of the values of data pages, a bit for each, by their numbers, those above 61 as bit 62. def_encodings,
-    rep_encodings: of their levels; only pages of version 1 choose them. entries: of dictionaries.
+    kinds: a bit for each, by their numbers. encodings: of the values of data pages, as kinds, those above 61 as bit 62.
+    def_encodings, rep_encodings: of their levels; only pages of version 1 choose them. entries: of the dictionary.
     """
 
     pages: Any
+    kinds: int
     encodings: int
     def_encodings: int
     rep_encodings: int
@@ -108,7 +109,9 @@ class DictionaryStrings(Protocol):
 
 
 def page_table(chunk: Any, values: int) -> PageTable:
-    """The pages of a column chunk, up to the one with which it has as many values as the footer says."""
+    """The pages of a column chunk: its dictionary, if it has one, and data pages, which hold as many values as the
+    footer says and end where it says. Raises ValueError for all else.
+    """
     found: PageTable = _compiled.page_table(chunk, values)
     return found
 
@@ -134,7 +137,7 @@ def look_up(codes: Any, size: int, valid: Any, offset: int, count: int, truths: 
 
 
 def read_chunks(cursors: Sequence[Cursor], rows: int) -> Sequence[bool | str | None]:
-    """Decode each cursor's chunk (see `Cursor.set_source`) until there are `rows` rows; -1: take pages up to the
+    """Decode each cursor's chunk (see `Cursor.set_source`) until there are `rows` rows; -1: take the
     dictionary. The interpreter's lock is released once.
 
     Whether there are so many rows, or a dictionary; a text is what is wrong with the chunk, None a want of memory.

@@ -19,7 +19,7 @@ from feedline.native import parquet as native
 pytestmark = pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
 
 INT32, INT64, BYTES, PLAIN, CODED = 1, 2, 6, 0, 8
-DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
+DATA, INDEX, DICTIONARY, DATA_V2 = range(4)  # pages of an index are not read
 FIELDS = native.Page._fields
 
 
@@ -35,11 +35,10 @@ def cursor_over(chunk: bytes, pages: np.ndarray, *, codec: int = 0, physical: in
 
 
 def test_several_chunks_advance_together():
-    """Pages of any size, an index among them; one chunk ends early, and one is damaged."""
+    """Pages of any size; one chunk ends early, and one is damaged."""
     numbers = np.arange(20, dtype=np.int64)
     pages = table(
         {"kind": DATA, "compressed": 56, "uncompressed": 56, "values": 7},
-        {"kind": INDEX, "start": 3, "compressed": 9, "uncompressed": 1},
         {"kind": DATA, "start": 56, "compressed": 104, "uncompressed": 104, "values": 13},
     )
     whole = cursor_over(numbers.tobytes(), pages)
@@ -97,6 +96,7 @@ def test_a_dictionary_is_read_before_the_rows():
     "page",
     [
         {"kind": 4},
+        {"kind": INDEX},
         {"kind": -1},
         {"kind": DATA, "start": -1},
         {"kind": DATA, "start": 9},
@@ -134,7 +134,7 @@ def test_what_is_no_chunk_is_refused():
 def test_any_pages_of_any_bytes_are_rows_or_refused(data: st.DataObject):
     chunk = data.draw(st.binary(max_size=80))
     small = st.integers(-1, 20)
-    kinds = st.sampled_from([DATA, DATA, DICTIONARY, DATA_V2, INDEX])
+    kinds = st.sampled_from([DATA, DATA, DICTIONARY, DATA_V2])
     rows = [
         [
             data.draw(kinds),

@@ -55,20 +55,24 @@ def data_page_v2(values: int, size: int, def_bytes: int, rep_bytes: int, *, rows
     return number(1, 3) + number(1, size) + number(1, size) + field(5, 12) + own + b"\0"
 
 
-def test_pages_are_found_up_to_the_footers_count():
-    chunk = data_page(3, 5) + b"12345" + data_page_v2(2, 4, 2, 1) + b"6789" + data_page(9, 0)
-    first, second = pages_in(chunk, 5)
+def test_pages_are_all_of_a_chunk():
+    chunk = data_page(3, 5) + b"12345" + data_page_v2(2, 4, 2, 1) + b"6789" + data_page(0, 0)
+    first, second, empty = pages_in(chunk, 5)
     assert chunk[first.start : first.start + first.compressed] == b"12345"
     assert chunk[second.start : second.start + second.compressed] == b"6789"
     assert (first.values, second.values, second.def_bytes, second.is_compressed) == (3, 2, 2, 0)
-    assert pages_in(chunk, 0) == []
-    for values, message in ((4, "more values"), (15, "fewer values"), (2**63 - 1, "fewer values")):
+    assert (empty.start, empty.values) == (len(chunk), 0)
+    assert pages_in(b"", 0) == pages_in(b"PAR1", 0) == []
+    for values, message in ((4, "more values"), (6, "fewer values"), (2**63 - 1, "fewer values")):
         with pytest.raises(ValueError, match=message):
             pages_in(chunk, values)
+    for rest in (b"\0", data_page(0, 1), chunk[:9]):
+        with pytest.raises(ValueError, match="header is not valid"):
+            pages_in(chunk + rest, 5)
 
 
 def test_a_table_sums_up_its_pages():
-    """Encodings are bits; levels count in pages of version 1; what follows the last value does not."""
+    """Kinds and encodings are bits; levels count in pages of version 1."""
 
     def page(kind: int, own_field: int, own: bytes) -> bytes:
         return number(1, kind) + number(1, 0) + number(1, 0) + field(own_field - 3, 12) + own + b"\0\0"
@@ -79,17 +83,21 @@ def test_a_table_sums_up_its_pages():
     def dictionary(entries: int) -> bytes:
         return page(2, 7, number(1, entries) + number(1, PLAIN))
 
-    def found(chunk: bytes, values: int) -> tuple[int, int, int, int]:
+    def found(chunk: bytes, values: int) -> tuple[int, int, int, int, int]:
         table = native.page_table(chunk, values)
-        return table.encodings, table.def_encodings, table.rep_encodings, table.entries
+        return table.kinds, table.encodings, table.def_encodings, table.rep_encodings, table.entries
 
-    assert found(b"", 0) == (0, 0, 0, 0)
-    assert found(dictionary(7) + data(2, 8, RLE, 4), 2) == (1 << 8, 1 << RLE, 1 << 4, 7)
-    assert found(data(2, 8, RLE, RLE) + data(1, 0, 4, RLE), 3) == (1 << 8 | 1, 1 << RLE | 1 << 4, 1 << RLE, 0)
-    assert found(data(2, 61, 62, 2**31 - 1), 2) == (1 << 61, 1 << 62, 1 << 62, 0)
-    assert found(data_page_v2(2, 0, 0, 0), 2) == (1 << PLAIN, 0, 0, 0)
-    assert found(dictionary(2**31 - 1) * 3 + data(2, 8, RLE, RLE) + data(1, 0, 4, 4), 2)[0] == 1 << 8
-    assert found(dictionary(2**31 - 1) * 3 + data(2, 8, RLE, RLE), 2)[3] == 3 * (2**31 - 1)
+    assert found(b"", 0) == (0, 0, 0, 0, 0)
+    assert found(dictionary(7) + data(2, 8, RLE, 4), 2) == (5, 1 << 8, 1 << RLE, 1 << 4, 7)
+    assert found(data(2, 8, RLE, RLE) + data(1, 0, 4, RLE), 3) == (1, 1 << 8 | 1, 1 << RLE | 1 << 4, 1 << RLE, 0)
+    assert found(data(2, 61, 62, 2**31 - 1), 2) == (1, 1 << 61, 1 << 62, 1 << 62, 0)
+    assert found(data_page_v2(2, 0, 0, 0), 2) == (8, 1 << PLAIN, 0, 0, 0)
+    for chunk in (dictionary(1) * 2, data(1, 0, RLE, RLE) + dictionary(1)):
+        with pytest.raises(ValueError, match="its dictionary is not its first page"):
+            found(chunk, 1)
+    for kind in (-1, 1, 4, 2**31 - 1):  # an index, and pages of the future
+        with pytest.raises(ValueError, match="header is not valid"):
+            found(page(kind, 6, b""), 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ import pyarrow.parquet as pq
 
 from feedline.native import parquet as native
 from feedline.native.parquet import Page
-from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, ColumnKind, open_chunks, take_rows
+from feedline.warehouse.parquet.column_chunk import (
+    ChunkDecoder,
+    ChunkError,
+    ColumnKind,
+    Request,
+    open_chunks,
+    take_rows,
+)
 from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest, FileDecoder
 from feedline.warehouse.parquet.footer import column_leaves, open_parquet
 
@@ -167,7 +174,7 @@ def beginnings(table: pa.Table, prefix: int) -> pa.Table:
 
 def opened(kind: Any, chunk: Any, rows: int, content: pa.Buffer, *, codes: bool = False) -> ChunkDecoder | None:
     """The kernel's decoder of a column chunk of so many rows; None for pyarrow."""
-    [found] = open_chunks([(kind, chunk, rows, content, codes, 0, None)])
+    [found] = open_chunks([Request(kind, chunk, rows, content, codes)])
     return found
 
 

@@ -2,8 +2,9 @@
 
 Runs in: every process that computes blocks. Pure. The name of a group covers the file, the rows of it that are selected
 (and those of them that are left out, if any) and what computes them; the name of a column the feature alone, so that
-jobs share those that they have in common. Not in them, as the bytes do not depend on it: decoder, seed, epoch, lanes,
-batch size, job and other features.
+jobs share those that they have in common. Not in them, as the bytes do not depend on it: seed, epoch, lanes, batch
+size, job and other features. `decoder: arrow` is in them, as nobody chooses it to get what the kernel has decoded; a
+machine without the kernel shares the entries of others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from feedline.warehouse.storage.locations import absolute, redact
 
 # Raise it with any change of what is kept of a feature, or of the values that a decoder or an op without a new version
 # gives: entries of other formats are not found any more.
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 # Selected rows of a larger row group are kept in segments of so many, so that a block computes few that it does not
 # deliver.
 SEGMENT_ROWS = 131_072
@@ -118,6 +119,7 @@ class EntryNames:
             *(self._rows, table, fragment.path, fragment.bytes, fragment.mtime_ns, fragment.footer_digest.hex()),
             *(row_group, segment.first, repr(fragment.partition), repr(fragment.stored_names)),
             *(hashlib.sha256(bits).hexdigest() for bits in fragment.excluded if bits is not None),
+            *([fragment.decoder] if fragment.decoder != "auto" else []),
         ]
         return EntryGroup(
             digest=_digest(place),

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from feedline.progress import track
 from feedline.warehouse.optimize.survey import footer_of, whole_file
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column
-from feedline.warehouse.parquet.footer import column_leaves
+from feedline.warehouse.parquet.footer import chunk_ranges, column_leaves
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
-from feedline.warehouse.storage.ranges import chunk_ranges, coalesce
+from feedline.warehouse.storage.ranges import coalesce
 
 Notes = Mapping[bytes, bytes]
 

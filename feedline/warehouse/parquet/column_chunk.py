@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from feedline.native.parquet import (
     PageTable,
 )
 from feedline.native.turns import TURN
-from feedline.warehouse.parquet.column_kinds import ColumnKind
+from feedline.warehouse.parquet.column_kinds import ColumnKind, WriterBug
 
 _PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8
 # Of encodings, as bits: of values, all but BIT_PACKED, which is deprecated.
@@ -94,23 +94,9 @@ class ChunkDecoder:
         self._entry_bytes: Any = None
 
     @classmethod
-    def prepare(
-        cls,
-        kind: ColumnKind,
-        chunk: pq.ColumnChunkMetaData,
-        rows: int,
-        content: pa.Buffer,
-        *,
-        codes: bool,
-        prefix: int = 0,
-        starts: Starts | None = None,
-    ) -> ChunkDecoder | None:
-        """The chunk whose bytes begin with its first page, to be opened; None for pyarrow. rows: of the row group.
-
-        codes: deliver codes of its dictionary, where that has far fewer entries than there are values. prefix: how many
-        elements of a list are enough; others may be left out (0: none). starts: bool [rows], the rows to deliver, with
-        any others that are not null (see `compact`).
-        """
+    def prepare(cls, request: Request) -> ChunkDecoder | None:
+        """The chunk to be opened; None for pyarrow."""
+        kind, chunk, rows, content, codes, prefix, starts, bugs = request
         compression, values = chunk.compression, chunk.num_values
         if compression not in DECOMPRESSORS:
             return None
@@ -122,6 +108,7 @@ class ChunkDecoder:
             table.encodings & ~_KNOWN_BITS
             or (kind.max_def and table.def_encodings & ~_LEVEL_BITS)
             or (kind.lists and table.rep_encodings & ~_LEVEL_BITS)
+            or any(table.kinds & bug.page_kinds for bug in bugs)
         ):
             return None
         entries, coded = table.entries, not table.encodings & ~_CODED_BITS
@@ -164,15 +151,13 @@ class ChunkDecoder:
         return bool(self._most_bytes + longest * self._values <= _MOST_BYTES)
 
     def advance(self, rows: int | None) -> bool:
-        """Decode until there are so many rows, or take the pages up to the dictionary (None), where the cursor does
-        not find them itself. Returns whether there are, or there is one.
+        """Decode until there are so many rows, or take the dictionary (None), where the cursor does not find pages
+        itself. Returns whether there are, or there is one.
         """
         if rows is None:
-            while self._entries and self._next_page() not in (DICTIONARY_PAGE, None):
-                pass
-            return self._entries > 0
+            return self._entries > 0 and self._next_page()
         while not (complete := bool(_checked(self.cursor.advance, rows))):
-            if self._next_page() is None:
+            if not self._next_page():
                 break
         return complete
 
@@ -200,10 +185,10 @@ class ChunkDecoder:
             found = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
         return self._lists(decoded, found) if self._kind.lists else found
 
-    def _next_page(self) -> int | None:
-        """Hand the next page to the cursor. Returns its kind; None if there is none."""
+    def _next_page(self) -> bool:
+        """Hand the next page to the cursor. Returns whether there is one."""
         if not self._pages:
-            return None
+            return False
         page = self._pages.popleft()
         content = self._content.slice(page.start, page.compressed)
         if page.crc >= 0 and native.crc32(content) != page.crc:
@@ -220,8 +205,10 @@ class ChunkDecoder:
             values, rest = content.slice(size), page.uncompressed - size
             if page.is_compressed and (len(values) or rest):  # no bytes at all are not compressed
                 values = self._decompress(values, rest)
+            if len(values) != rest:
+                raise ChunkError("a page has another size than its header says")
             _checked(self.cursor.begin, page, content.slice(0, size), values)
-        return page.kind
+        return True
 
     def _dictionary_array(self, strings: DictionaryStrings | None) -> pa.Array:
         """The entries, after the checks that reading omits. Raises pa.ArrowInvalid."""
@@ -239,18 +226,30 @@ class ChunkDecoder:
         return pa.Array.from_buffers(self._type, decoded.rows, [valid, starts], decoded.null_lists, children=[elements])
 
 
-Request: TypeAlias = tuple[ColumnKind, pq.ColumnChunkMetaData, int, pa.Buffer, bool, int, Starts | None]
+class Request(NamedTuple):
+    """A column chunk for the kernel. content: all of its bytes. rows: of the row group. bugs: of what wrote the file.
+
+    codes: deliver codes of its dictionary, where that has far fewer entries than there are values. prefix: how many
+    elements of a list are enough; others may be left out (0: none). starts: bool [rows], the rows to deliver, with any
+    others that are not null (see `compact`).
+    """
+
+    kind: ColumnKind
+    chunk: pq.ColumnChunkMetaData
+    rows: int
+    content: pa.Buffer
+    codes: bool = False
+    prefix: int = 0
+    starts: Starts | None = None
+    bugs: Sequence[WriterBug] = ()
 
 
 def open_chunks(requests: Sequence[Request]) -> list[ChunkDecoder | None]:
     """The chunks for the kernel, each with the first rows to come; None for pyarrow, which also says what is wrong with
-    one that does not open. requests: the arguments of `ChunkDecoder.prepare`.
+    one that does not open.
     """
     with TURN:
-        prepared = [
-            ChunkDecoder.prepare(kind, chunk, rows, content, codes=codes, prefix=prefix, starts=starts)
-            for kind, chunk, rows, content, codes, prefix, starts in requests
-        ]
+        prepared = [ChunkDecoder.prepare(request) for request in requests]
     outcomes = iter(_outcomes([each for each in prepared if each is not None], None))
     with TURN:
         return [
@@ -265,7 +264,7 @@ def _finished(decoder: ChunkDecoder, request: Request) -> ChunkDecoder | None:
     except ChunkError:
         return None
     except pa.ArrowInvalid:
-        [opened] = open_chunks([(*request[:4], False, *request[5:])])
+        [opened] = open_chunks([request._replace(codes=False)])
         return opened
 
 

@@ -1,20 +1,27 @@
-"""How the values of a Parquet column are laid out, and which columns the compiled kernel decodes.
+"""Decide from a footer what the compiled kernel decodes: kinds of columns, and files of programs without known bugs.
 
-Runs in every process that reads. Pure; decided from the footer.
+Runs in every process that reads. Pure. pyarrow decodes all else, and works around bugs of writers. What needs no entry
+among these: the deprecated statistics are only read of types that all programs compared alike (see `footer`); bounds
+that were compared as other numbers are out of order, and unknown, where that matters; and strings of parquet-mr before
+1.8.0 that begin as the last one of the page before does (PARQUET-246) are refused, as by pyarrow.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
+from feedline.native.parquet import DATA_PAGE_V2
 from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text, is_unchecked
 from feedline.warehouse.parquet.thrift import PHYSICAL
 
 _SIZES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
+_PROGRAM = re.compile(r"([^\s(]+)(?:\s+version\s+(\d+)(?:\.(\d+))?(?:\.(\d+))?)?", re.IGNORECASE)
 _MOST_SIZE = 65536  # bytes of a value of a fixed size; of longer ones a block of rows may not fit in memory
 
 
@@ -88,3 +95,41 @@ def _is_stored_as(kind: pa.DataType, physical: str, length: int) -> bool:
         return 0 < length <= 16
     short = 0 < length <= _MOST_SIZE
     return bool((pat.is_fixed_size_binary(kind) and short) or (pat.is_float16(kind) and length == 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterBug:
+    """What a program wrote wrong before a version.
+
+    page_kinds: of the pages that only pyarrow reads right, as bits. decimal_bounds: whether those of decimals that are
+    stored as bytes are wrong. padding_bytes: how far a column chunk may go on behind the end that its footer says.
+    """
+
+    program: str
+    fixed: tuple[int, int, int]
+    page_kinds: int = 0
+    decimal_bounds: bool = False
+    padding_bytes: int = 0
+
+
+_BUGS = (
+    # Compressed pages of version 2 say that they are not (ARROW-10353). Arrow before 3.0 called itself parquet-cpp, the
+    # last time 1.5.1; since then it is parquet-cpp-arrow.
+    WriterBug(program="parquet-cpp", fixed=(2, 0, 0), page_kinds=1 << DATA_PAGE_V2, decimal_bounds=True),
+    # Bytes of decimals were compared as signed numbers, one by one (PARQUET-1655): 383 was more than 384.
+    WriterBug(program="parquet-cpp-arrow", fixed=(4, 0, 0), decimal_bounds=True),
+    # A column chunk's size lacks the header of its dictionary's page (PARQUET-816), for which pyarrow allows so many
+    # bytes.
+    WriterBug(program="parquet-mr", fixed=(1, 2, 9), padding_bytes=100),
+)
+
+
+@lru_cache(maxsize=64)
+def writer_bugs(created_by: str | None) -> tuple[WriterBug, ...]:
+    """The bugs of the program that a footer names; a version that it does not tell is older than any."""
+    found = _PROGRAM.match(created_by or "")
+    if found is None:
+        return ()
+    program, *numbers = found.groups()
+    version = tuple(int(number or 0) for number in numbers)  # "1.2" -> 1.2.0
+    return tuple(bug for bug in _BUGS if program.lower() == bug.program and version < bug.fixed)

@@ -27,11 +27,12 @@ from feedline.warehouse.parquet.column_chunk import (
     open_chunks,
     take_rows,
 )
-from feedline.warehouse.parquet.column_kinds import ColumnKind, column_kind
+from feedline.warehouse.parquet.column_kinds import ColumnKind, column_kind, writer_bugs
+from feedline.warehouse.parquet.footer import chunk_ranges
 from feedline.warehouse.parquet.schemas import relabel, storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
-from feedline.warehouse.storage.ranges import Range, adjacent, chunk_ranges
+from feedline.warehouse.storage.ranges import Range, adjacent
 
 DECODER_VARIABLE = "FEEDLINE_DECODER"
 # The bytes of a file from `start` to `stop`.
@@ -185,14 +186,18 @@ class FileDecoder:
         group = self._metadata.row_group(row_group)
         rows, ranges = group.num_rows, chunk_ranges(self._metadata, row_group, list(kinds), self._file_bytes)
         contents: dict[Range, pa.Buffer] = {}
-        for (first, end), inner in adjacent([each for each in ranges if 0 <= each[0] < each[1] <= self._file_bytes]):
+        for (first, end), inner in adjacent([each for each in ranges if 0 <= each[0] <= each[1] <= self._file_bytes]):
             span = read(first, end)
             contents |= {(start, stop): span[start - first : stop - first] for start, stop in inner}
         requests: dict[int, Request] = {}
+        bugs = writer_bugs(self._metadata.created_by)
         for (leaf, kind), place in zip(kinds.items(), ranges, strict=True):
-            if (content := contents.get(place)) is not None:
+            chunk, content = group.column(leaf), contents.get(place)
+            size = chunk.total_compressed_size
+            if content is not None and len(content) >= size:
+                own = content[:size]  # a damaged page must not go on in the bytes of another column
                 codes, prefix = leaf in coded, coded.get(leaf, 0)
-                requests[leaf] = kind, group.column(leaf), rows, content, codes, prefix, starts.get(leaf)
+                requests[leaf] = Request(kind, chunk, rows, own, codes, prefix, starts.get(leaf), bugs)
         opened = zip(requests, open_chunks(list(requests.values())), strict=True)
         return {leaf: chunk for leaf, chunk in opened if chunk is not None}
 

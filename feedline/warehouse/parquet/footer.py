@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, TableChangedError, TableError
+from feedline.warehouse.parquet.column_kinds import WriterBug, writer_bugs
 from feedline.warehouse.parquet.dedup_columns import (
     DedupMetadata,
     dedup_metadata,
@@ -31,9 +32,9 @@ from feedline.warehouse.parquet.dedup_columns import (
 )
 from feedline.warehouse.parquet.schemas import FIELD_ID, leaf_count, storage_schema, without_dictionaries
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
-from feedline.warehouse.parquet.thrift import BYTE_ARRAY, PHYSICAL, MalformedError, Structure, structure_of
+from feedline.warehouse.parquet.thrift import BYTE_ARRAY, FIXED, PHYSICAL, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
-from feedline.warehouse.storage.ranges import read_range
+from feedline.warehouse.storage.ranges import Range, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 K = TypeVar("K")
@@ -184,6 +185,20 @@ def column_leaves(schema: pa.Schema, columns: int, name: str) -> list[range]:
     return leaf_ranges
 
 
+def chunk_ranges(metadata: pq.FileMetaData, row_group: int, leaves: Sequence[int], file_bytes: int) -> list[Range]:
+    """The byte ranges that pyarrow's reader reads for some Parquet columns of a row group."""
+    group = metadata.row_group(row_group)
+    padding = max((bug.padding_bytes for bug in writer_bugs(metadata.created_by)), default=0)
+    ranges = []
+    for leaf in leaves:
+        chunk = group.column(leaf)
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+            start = chunk.dictionary_page_offset
+        ranges.append((max(start, 0), min(start + chunk.total_compressed_size + padding, file_bytes)))
+    return ranges
+
+
 def _tail_of(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> bytes:
     with filesystem.open_input_file(path) as source:
         if is_local(filesystem):
@@ -230,8 +245,9 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: Stored
         raise CorruptFileError(
             f"{name} has a corrupt footer: got row groups that do not match its columns. Restore or delete it"
         )
+    bugs = writer_bugs(metadata.created_by)
     columns = [
-        _column(structure, leaf_range, without_dictionaries(field.type), stored[leaf_range.start])
+        _column(structure, leaf_range, without_dictionaries(field.type), stored[leaf_range.start], bugs)
         for leaf_range, field in zip(leaf_ranges, schema, strict=True)
     ]
     groups = dedup_metadata(metadata.metadata, schema, structure.rows, name)
@@ -298,7 +314,9 @@ def _structure(tail: bytes, name: str) -> Structure:
         raise CorruptFileError(f"{name} has a corrupt footer: {error}. Restore or delete it") from None
 
 
-def _column(structure: Structure, leaf_range: range, kind: pa.DataType, physical: int) -> ColumnFacts:
+def _column(
+    structure: Structure, leaf_range: range, kind: pa.DataType, physical: int, bugs: Sequence[WriterBug]
+) -> ColumnFacts:
     count = len(structure.rows)
     sizes = [sum(chunks[leaf].bytes for leaf in leaf_range) for chunks in structure.chunks]
     if pat.is_nested(kind):
@@ -308,7 +326,8 @@ def _column(structure: Structure, leaf_range: range, kind: pa.DataType, physical
         rows if pat.is_null(kind) else chunk.nulls if 0 <= chunk.nulls <= rows else -1
         for chunk, rows in zip(first_chunks, structure.rows, strict=True)
     ]
-    if structure.ordered:
+    is_misread = pat.is_decimal(kind) and physical in (BYTE_ARRAY, FIXED) and any(bug.decimal_bounds for bug in bugs)
+    if structure.ordered and not is_misread:
         low, high = [chunk.low for chunk in first_chunks], [chunk.high for chunk in first_chunks]
     elif pat.is_signed_integer(kind):
         low, high = [chunk.old_low for chunk in first_chunks], [chunk.old_high for chunk in first_chunks]

@@ -28,6 +28,7 @@ from feedline.warehouse.parquet.file_version import FileVersion, Stamp, refuse_o
 from feedline.warehouse.parquet.footer import (
     KEPT_FOOTERS,
     RecentValues,
+    chunk_ranges,
     column_leaves,
     footer_digest,
     open_parquet,
@@ -38,7 +39,7 @@ from feedline.warehouse.parquet.schemas import storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
 from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
-from feedline.warehouse.storage.ranges import Range, SparseFile, chunk_ranges, coalesce, read_range
+from feedline.warehouse.storage.ranges import Range, SparseFile, coalesce, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 T = TypeVar("T")

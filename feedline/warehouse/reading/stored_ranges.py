@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from feedline.warehouse.parquet.footer import chunk_ranges
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.resolved_columns import resolve_columns
 from feedline.warehouse.reading.row_filter import RowFilter
-from feedline.warehouse.storage.ranges import Range, chunk_ranges, coalesce
+from feedline.warehouse.storage.ranges import Range, coalesce
 
 
 def stored_ranges(

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from feedline.warehouse.storage.faults import ShortBodyError
 
@@ -33,8 +32,6 @@ HOLES_PART = 0.1
 RANGE_BYTES = 32 * 2**20
 # Requests in flight in one process beyond the first of each reading thread.
 _THREADS = 16
-# Old versions of parquet-mr leave a dictionary page's header out of a column chunk's bytes; Arrow reads as many more.
-_PADDING_BYTES = 100
 # Bytes of neighbouring column chunks that are read at once; of larger spans, allocators return the memory.
 _SPAN_BYTES = 4 * 2**20
 _MAP_NORESERVE = 0x4000  # Linux (a constant of `mmap` from Python 3.13 on): untouched pages need no memory
@@ -87,20 +84,6 @@ def adjacent(ranges: Sequence[Range]) -> Iterator[tuple[Range, list[Range]]]:
         inner.append(each)
     if inner:
         yield (start, stop), inner
-
-
-def chunk_ranges(metadata: pq.FileMetaData, row_group: int, leaves: Sequence[int], file_bytes: int) -> list[Range]:
-    """The byte ranges that Arrow's reader will read for some Parquet columns of a row group."""
-    group = metadata.row_group(row_group)
-    ranges = []
-    for leaf in leaves:
-        chunk = group.column(leaf)
-        start = chunk.data_page_offset
-        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-            start = chunk.dictionary_page_offset
-        stop = min(start + chunk.total_compressed_size + _PADDING_BYTES, file_bytes)
-        ranges.append((max(start, 0), stop))
-    return ranges
 
 
 class SparseFile:

@@ -67,7 +67,6 @@ def digest_of(plan: Plan) -> str:
         {"batch": {"size": 5}},
         {"lanes": 2},
         {"name": "another"},
-        {"source": {"decoder": "arrow"}},
     ],
 )
 def test_what_does_not_decide_bytes_is_not_named(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -103,6 +102,14 @@ def test_the_file_and_its_row_group_are_named(change: dict[str, Any], tmp_path: 
     plan = plan_of(tmp_path)
     other = names_of(plan).group(replace(fragment_of(plan), **change), SEGMENT)
     assert other.digest != digest_of(plan)
+
+
+def test_a_decoder_that_was_chosen_is_named(tmp_path: Path) -> None:
+    """Who leaves decoding to pyarrow does not get what the kernel has decoded."""
+    one, other = plan_of(tmp_path), plan_of(tmp_path, {"decoder": "arrow"})
+    assert names_of(one).columns == names_of(other).columns
+    assert digest_of(one) != digest_of(other)
+    assert digest_of(one) == digest_of(plan_of(tmp_path, {"decoder": "auto"}))
 
 
 def test_the_environment_is_named(tmp_path: Path) -> None:

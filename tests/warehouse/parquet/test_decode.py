@@ -214,11 +214,13 @@ def test_damaged_pages_touch_no_memory_but_their_own(checked_kernel: tuple[str, 
 
 @pytest.mark.nightly
 def test_any_calls_touch_no_memory_but_their_own(checked_kernel: tuple[str, dict[str, str]]):
-    """The tests of the kernel's functions, hypothesis' random bytes among them."""
+    """The tests of the kernel's functions, hypothesis' random bytes among them, and damaged headers."""
     path, environment = checked_kernel
     tests = [str(Path(__file__).parents[2] / "native" / name) for name in _KERNEL_TESTS]
+    tests.append(str(Path(__file__).with_name("test_flipped_headers.py")))
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", "--hypothesis-profile=nightly"]
     program = f"import page_mutations, sys; page_mutations.load_kernel({path!r}); import pytest; "
-    program += f"sys.exit(pytest.main([*{tests!r}, '-q', '-p', 'no:cacheprovider', '--hypothesis-profile=nightly']))"
+    program += f"sys.exit(pytest.main({[*tests, *options]!r}))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]

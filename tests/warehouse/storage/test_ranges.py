@@ -19,6 +19,7 @@ from warehouse_samples import collection, sample, write
 
 from feedline import Table
 from feedline.errors import DataError, TableChangedError, TableError
+from feedline.warehouse.parquet.footer import chunk_ranges
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
@@ -30,7 +31,6 @@ from feedline.warehouse.storage.ranges import (
     RANGE_BYTES,
     SparseFile,
     adjacent,
-    chunk_ranges,
     coalesce,
     read_range,
 )
