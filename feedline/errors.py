@@ -101,3 +101,15 @@ _WIRE: dict[str, type[FeedlineError]] = {
 def from_wire(name: str, message: str) -> FeedlineError:
     """The error with this class name and message; a FeedlineError for an unknown name."""
     return _WIRE.get(name, FeedlineError)(message)
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Note where an error was raised (a column, a file), unless it is Feedline's: their messages say it."""
+    if not isinstance(error, FeedlineError):
+        error.add_note(place)
+
+
+def noted_message(error: BaseException) -> str:
+    """An error's message, with its notes behind it."""
+    notes = ", ".join(getattr(error, "__notes__", ()))
+    return f"{error} ({notes})" if notes else str(error)

@@ -19,7 +19,7 @@ from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows, join
 from feedline.blocks.group_runs import at_last_stretch, ends_stretch, stretches, unique_starts
 from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.row_counts import RowCounts
-from feedline.errors import DataError
+from feedline.errors import DataError, note_place
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.quality import Observer
@@ -166,6 +166,9 @@ class BlockEncoder:
         except DataError as error:
             compiled = self._compiled
             raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
+        except Exception as error:
+            note_place(error, f"file {chunks[0].uri}, row group {chunks[0].row_group}")
+            raise
         if self._take is not None:
             self._missing -= self._parts[-1].rows
             if self._missing > 0:
@@ -231,7 +234,11 @@ class BlockEncoder:
             with TURN:
                 for column in columns:
                     codes, dictionary = coded.frame.get_column(column.name), coded.dictionaries[column.name]
-                    found, counts = column.apply(codes, dictionary, self._evaluated, repeats, of_rows)
+                    try:
+                        found, counts = column.apply(codes, dictionary, self._evaluated, repeats, of_rows)
+                    except Exception as error:
+                        note_place(error, f"column {column.name!r}")
+                        raise
                     values |= found
                     lookups |= counts
             plain, more = features.apply_counting(coded.only(features.columns).expand(), repeats, of_rows)

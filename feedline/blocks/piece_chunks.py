@@ -11,6 +11,7 @@ import polars as pl
 
 from feedline.blocks.jobs import CompiledJob
 from feedline.blocks.request import PieceRequest
+from feedline.errors import note_place
 from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.expanded_codes import expand_series
 from feedline.warehouse.reading.fragment import Chunk
@@ -46,18 +47,22 @@ def piece_chunks(
         coded=compiled.coded if as_stored else {},
         expanded=compiled.expanded,
     )
-    for chunk in chunks:
-        height = chunk.frame.height
-        start = min(max(piece.skip - position, 0), height)
-        stop = min(height, start + missing)
-        position += height
-        missing -= max(0, stop - start)
-        if stop > start:
-            handover = [chunk if stop - start == height else chunk.part(start, stop)]
-            del chunk
-            yield handover.pop()  # no reference stays here, so that the caller can free it before the next is decoded
-        if missing == 0:
-            break
+    try:
+        for chunk in chunks:
+            height = chunk.frame.height
+            start = min(max(piece.skip - position, 0), height)
+            stop = min(height, start + missing)
+            position += height
+            missing -= max(0, stop - start)
+            if stop > start:
+                handover = [chunk if stop - start == height else chunk.part(start, stop)]
+                del chunk
+                yield handover.pop()  # no reference stays: the caller can free it before the next is decoded
+            if missing == 0:
+                break
+    except Exception as error:
+        note_place(error, f"file {piece.fragment.uri}")
+        raise
 
 
 def column_values(chunk: Chunk, name: str) -> pl.Series:

@@ -16,7 +16,14 @@ from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import UnknownJobError
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PackedRequest
-from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
+from feedline.errors import (
+    ClusterError,
+    CorruptFileError,
+    DataError,
+    FeedlineError,
+    TableChangedError,
+    noted_message,
+)
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.service.cluster.blame import BlockFailure, Kind
 from feedline.service.monitoring.block_counts import BLOCK_COUNTS
@@ -76,7 +83,7 @@ def failure_of(error: BaseException, worker: str, host: str | None = None) -> Bl
         kind=_kind(error),
         ours=isinstance(error, FeedlineError),
         name=type(error).__name__,
-        message=str(error),
+        message=noted_message(error),
         worker=worker,
         host=platform.node() if host is None else host,
     )

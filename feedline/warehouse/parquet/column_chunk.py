@@ -47,6 +47,11 @@ Starts: TypeAlias = NDArray[np.bool_]
 _Decompress = Callable[[pa.Buffer, int], Any]  # to exactly the size that a page declares
 
 
+def code_type(entries: int) -> pa.DataType:
+    """The type of codes of so many entries, and of null."""
+    return pa.uint16() if entries < _MANY else pa.int32()
+
+
 class ChunkError(ValueError):
     """A column chunk that is not valid Parquet."""
 
@@ -113,7 +118,7 @@ class ChunkDecoder:
             return None
         entries, coded = table.entries, not table.encodings & ~_CODED_BITS
         codes = codes and coded and 0 < entries < _WORTH_CODES * values
-        code = (pa.uint16() if entries < _MANY else pa.int32()) if codes else None
+        code = code_type(entries) if codes else None
         # Strings are checked to be UTF-8 in all rows, so they are all delivered.
         worth = values > _WORTH_CUTTING * prefix * rows and kind.lists > 0 and (kind.size > 0 or codes)
         return cls(

@@ -20,8 +20,8 @@ from feedline.expressions import BoundExpression
 from feedline.expressions.conditions import Condition, Term, condition_of, terms
 from feedline.expressions.types import has_strings
 from feedline.native import parquet as native
-from feedline.warehouse.reading.columns import is_same, split_codes
-from feedline.warehouse.reading.expanded_codes import expanded_frame
+from feedline.warehouse.reading.columns import is_same
+from feedline.warehouse.reading.expanded_codes import expanded_frame, split_codes
 
 Bools = npt.NDArray[np.bool_]
 # The fewest rows of a row group for which codes pay: a term on a dictionary costs 0.4 ms, a comparison of strings 20 to

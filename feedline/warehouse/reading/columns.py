@@ -29,7 +29,9 @@ from feedline.expressions.column_parts import (
     part_of,
 )
 from feedline.expressions.extraction import Keys, extract_parts
+from feedline.warehouse.parquet.column_chunk import code_type
 from feedline.warehouse.parquet.schemas import child_fields, conform, is_text, is_unchecked, leaf_count
+from feedline.warehouse.reading.expanded_codes import is_coded, with_elements
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label
 
@@ -203,7 +205,9 @@ class FileColumns:
         """
         count = decoded.num_rows if rows is None else rows
         arrays_of_codes = {
-            name: array for name in coded if name in self._trees and is_coded((array := decoded.column(name)).type)
+            name: self._codes(name, array, uri, row_group)
+            for name in coded
+            if name in self._trees and is_coded((array := decoded.column(name)).type)
         }
         parts: dict[tuple[str, Keys], pa.Array] = {}
         for name, tree in self._trees.items():
@@ -230,6 +234,26 @@ class FileColumns:
         if not arrays_of_codes:
             return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         return pa.RecordBatch.from_arrays(arrays, names=self._schema.names)
+
+    def _codes(self, name: str, array: pa.Array, uri: str, row_group: int) -> pa.Array:
+        """A column of codes as the kernel delivers it: checked, of 16 or 32 bits, into entries of the table's type.
+
+        Those of a file's own dictionary type come from pyarrow, with codes of 8 to 64 bits and entries of the file's
+        type.
+        """
+        if not is_coded(self._file_schema.field(name).type):
+            return array
+        field, is_flat = self._schema.field(name), isinstance(array, pa.DictionaryArray)
+        values = array if is_flat else array.values
+        entries = values.dictionary
+        _validate(array, name, uri, row_group)
+        if entries.null_count:  # which no code tells
+            return _conform(array, field, uri, row_group)
+        element = field.type if is_flat else field.type.value_type
+        entries = _conform(entries, field.with_type(element), uri, row_group)
+        codes = values.indices.cast(code_type(len(entries)))
+        found = pa.DictionaryArray.from_arrays(codes, entries, safe=False)
+        return found if is_flat else with_elements(array, found)
 
     def _find_codable(self) -> dict[str, int]:
         readers = Counter(column for source in self._sources for column, _ in source.inputs)
@@ -352,25 +376,6 @@ def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
                 f"column {name!r} of {label(uri, row_group)} is not valid Parquet: {error}. Restore or rewrite the file"
             ) from error
     return array
-
-
-def is_coded(kind: pa.DataType) -> bool:
-    """Whether a type is that of codes, or of lists of them."""
-    return isinstance(kind.value_type if isinstance(kind, pa.ListType | pa.LargeListType) else kind, pa.DictionaryType)
-
-
-def split_codes(array: pa.Array) -> tuple[pa.Array, pa.Array] | None:
-    """The codes and the dictionary of a dictionary array; of lists of such, lists of codes; of all else None."""
-    if isinstance(array, pa.DictionaryArray):
-        return array.indices, array.dictionary
-    if not is_coded(array.type):
-        return None
-    values = array.values
-    element = values.indices.type
-    kind = pa.large_list(element) if pat.is_large_list(array.type) else pa.list_(element)
-    buffers = array.buffers()[:2]
-    codes = pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, [values.indices])
-    return codes, values.dictionary
 
 
 def is_same(one: pa.Array, other: pa.Array) -> bool:

@@ -1,4 +1,4 @@
-"""Expand codes to the values that they stand for.
+"""Take dictionary arrays apart into codes and values, and expand codes to the values that they stand for.
 
 Pure; runs wherever rows are read or computed. Strings are views: expanding codes copies 16 bytes per value, a fraction
 of what decoding the values takes. Expanding numbers takes as long as decoding them.
@@ -10,8 +10,27 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.types as pat
 
-from feedline.warehouse.reading.columns import split_codes
+
+def is_coded(kind: pa.DataType) -> bool:
+    """Whether a type is that of codes, or of lists of them."""
+    return isinstance(kind.value_type if isinstance(kind, pa.ListType | pa.LargeListType) else kind, pa.DictionaryType)
+
+
+def split_codes(array: pa.Array) -> tuple[pa.Array, pa.Array] | None:
+    """The codes and the dictionary of a dictionary array; of lists of such, lists of codes; of all else None."""
+    if isinstance(array, pa.DictionaryArray):
+        return array.indices, array.dictionary
+    if not is_coded(array.type):
+        return None
+    return with_elements(array, array.values.indices), array.values.dictionary
+
+
+def with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
+    """The lists with other elements in the place of theirs."""
+    kind = pa.large_list(elements.type) if pat.is_large_list(lists.type) else pa.list_(elements.type)
+    return pa.Array.from_buffers(kind, len(lists), lists.buffers()[:2], lists.null_count, lists.offset, [elements])
 
 
 def expand_codes(frame: pl.DataFrame, dictionaries: Mapping[str, pl.Series]) -> pl.DataFrame:

@@ -27,7 +27,8 @@ from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.reading.coded_conditions import worth_expanding
-from feedline.warehouse.reading.columns import CHUNK_ROWS, is_coded, is_same, part_bytes, split_codes
+from feedline.warehouse.reading.columns import CHUNK_ROWS, is_same, part_bytes
+from feedline.warehouse.reading.expanded_codes import is_coded, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
 from feedline.warehouse.reading.resolved_columns import resolve_columns
 from feedline.warehouse.reading.row_filter import RowFilter

@@ -21,10 +21,10 @@ from feedline.blocks.coded_chunks import expand_codes
 from feedline.expressions import bind_where
 from feedline.native import parquet as native
 from feedline.warehouse.bad_files import BadFilesFoundError, ForgivingMap
-from feedline.warehouse.parquet.column_chunk import ChunkDecoder
+from feedline.warehouse.parquet.column_chunk import ChunkDecoder, Request
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.reading import coded_conditions
-from feedline.warehouse.reading.columns import is_coded
+from feedline.warehouse.reading.expanded_codes import is_coded
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.read import batches, read_fragment
 from feedline.warehouse.reading.row_filter import RowFilter
@@ -171,9 +171,9 @@ def test_a_damaged_page_is_found_although_no_entry_passes(tmp_path: Path, monkey
     opened: list[bool] = []
     open_chunk = ChunkDecoder.prepare.__func__  # type: ignore[attr-defined]
 
-    def count(cls: type, *arguments: Any, **options: Any) -> Any:
-        opened.append(options["codes"])
-        return open_chunk(cls, *arguments, **options)
+    def count(cls: type, request: Request) -> Any:
+        opened.append(request.codes)
+        return open_chunk(cls, request)
 
     monkeypatch.setattr(ChunkDecoder, "prepare", classmethod(count))
     snapshot = take_snapshot(root)
