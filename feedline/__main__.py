@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ _COLLECT_AFTER = 50_000
 
 def main() -> NoReturn:
     """Run the command that the arguments name; a feeder, which a trainer waits for, without the command line."""
+    _open_closed_streams()
     if sys.argv[1:2] == ["feed"]:
         gc.disable()  # `main` enables it
         from feedline.commands import feed  # noqa: PLC0415 -- without typer and rich: 0.1 s
@@ -22,6 +24,17 @@ def main() -> NoReturn:
     from feedline import cli  # noqa: PLC0415 -- not for feeders
 
     cli.main()
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for standard streams that are closed (`>&-`), so that no file, pipe or socket gets their
+    numbers, and what is printed does not end up there."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 -- open until the end
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 if __name__ == "__main__":

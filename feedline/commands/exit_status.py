@@ -52,8 +52,10 @@ def end_with(app: Callable[[], object], *, at_once: bool = False) -> NoReturn:
     status = status_of(app)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # else the interpreter would flush again and print an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and not status:
+            status = _fail(_output_error(error), 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter would flush again and print an error
     if at_once:
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -75,7 +77,30 @@ def status_of(app: Callable[[], object]) -> int:
         return _fail(error, 1)
     except BrokenPipeError:  # the reader of the output has closed it
         return 0
+    except OSError as error:
+        if not _is_output_lost():
+            raise
+        return _fail(_output_error(error), 1)
     return 0
+
+
+def _is_output_lost() -> bool:
+    """Whether standard output takes nothing more, such as on a full disk; if it does, it gets an empty line."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return False  # no file, as in a notebook
+    try:
+        os.write(descriptor, b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def _output_error(error: OSError) -> FeedlineError:
+    return FeedlineError(
+        f"standard output cannot be written: {error.strerror}. Free space where it leads to, or send it elsewhere"
+    )
 
 
 @contextmanager

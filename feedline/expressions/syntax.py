@@ -106,7 +106,8 @@ def check(text: str) -> str:
 
 def _check_characters(text: str) -> None:
     if len(text) > MAX_CHARACTERS:
-        message = f"the expression is too long: got {len(text):,} characters, expected at most {MAX_CHARACTERS:,}"
+        message = f"the expression is too long: got {len(text):,} characters, expected at most {MAX_CHARACTERS:,}. "
+        message += "Write `column in [...]` for many values, or a range; or mark the rows in a column of the table"
         raise Fault(message, Span(0, 1))
     try:
         text.encode()

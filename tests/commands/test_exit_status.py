@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from damage import write
+from pipelines import PATIENCE_S
 from processes import ended_here
 
 from feedline import Pipeline
@@ -121,3 +125,24 @@ def test_a_wrong_argument_is_a_table_error():
     assert issubclass(TableArgumentError, TableError)
     assert isinstance(from_wire("TableArgumentError", "x"), TableArgumentError)
     assert isinstance(from_wire("TableNotFoundError", "x"), TableNotFoundError)
+
+
+def test_output_that_cannot_be_written_ends_with_1_and_a_remedy(here: Path):
+    words = [sys.executable, "-m", "feedline", "plan", str(here / "p.yaml")]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: standard output cannot be written: No space left on device. "
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_streams_are_the_null_device():
+    """Else files and sockets would get their numbers, and what is printed."""
+    code = (
+        "import os, sys; from feedline.__main__ import _open_closed_streams as open_them; open_them(); print(1); "
+        "sys.exit(any(os.readlink(f'/proc/self/fd/{number}') != os.devnull for number in range(3)))"
+    )
+    words = shlex.join([sys.executable, "-c", code])
+    assert subprocess.run(["sh", "-c", f"{words} <&- >&- 2>&-"], timeout=PATIENCE_S, check=False).returncode == 0

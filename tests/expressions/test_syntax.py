@@ -45,7 +45,8 @@ def test_limits_are_inclusive():
     assert check("x" * MAX_CHARACTERS)
     assert check("(" * MAX_BRACKETS + "x" + ")" * MAX_BRACKETS)
     for text, message in {
-        "x" * (MAX_CHARACTERS + 1): "the expression is too long: got 65,537 characters, expected at most 65,536",
+        "x" * (MAX_CHARACTERS + 1): "the expression is too long: got 65,537 characters, expected at most 65,536. Write "
+        "`column in [...]` for many values, or a range; or mark the rows in a column of the table",
         "(" * (MAX_BRACKETS + 1): "the expression is nested too deeply: more than 64 brackets",
     }.items():
         with pytest.raises(Fault) as caught:

@@ -38,6 +38,7 @@ from feedline.service.cluster.provider import close_provider, provider_config, s
 from feedline.service.cluster.result_fetcher import FetchedTask, ResultFetcher
 from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CONFIG, THREADS_CONFIG, private_config
+from feedline.service.dask_patches.own_workers import worker_failure
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.status_source import offer_statuses
@@ -156,6 +157,7 @@ class DaskCluster:
                 wait_s=spec.wait_s,
                 returns=deploy is None,
                 provider=spec.provider,
+                failure=worker_failure,
             )
         except BaseException:
             self.close()

@@ -20,8 +20,8 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
 from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.dask_patches.own_workers import with_rare_heartbeat, with_recorded_failure
 from feedline.service.dask_patches.prompt_streams import send_promptly
-from feedline.service.dask_patches.rare_heartbeat import with_rare_heartbeat
 from feedline.service.dask_patches.without_http import scheduler_class, worker_class
 from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.extension import install
@@ -40,7 +40,8 @@ def start_threads(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Sp
     """A scheduler and a worker of so many threads in this process. dashboard_port: of the scheduler's HTTP server."""
     send_promptly()
     node = {"protocol": "inproc://", "host": None, "security": Security(), **_NODE}
-    worker = {"cls": with_rare_heartbeat(worker_class(http=spec.dashboard)), "options": {**node, **_worker(threads)}}
+    kind = with_recorded_failure(with_rare_heartbeat(worker_class(http=spec.dashboard)))
+    worker = {"cls": kind, "options": {**node, **_worker(threads)}}
     cluster = _start(spec, node, worker, dashboard_port)
     if spec.dashboard:
         scheduler: Any = cluster.scheduler
@@ -60,7 +61,7 @@ def start_processes(spec: ClusterSpec, *, threads: int, dashboard_port: int, ela
     node = {"protocol": protocol, "host": _LOOPBACK, "security": security, **_NODE}
     options = {**node, **_worker(threads), "worker_class": worker_class(http=spec.dashboard)}
     options["preload"] = ["feedline.service.worker.preload"]  # workers that are retired end their blocks first
-    cluster = _start(spec, node, {"cls": Nanny, "options": options}, dashboard_port)
+    cluster = _start(spec, node, {"cls": with_recorded_failure(Nanny), "options": options}, dashboard_port)
     loop: Any = cluster.loop
     loop.add_callback(install, cluster.scheduler)
     if workers.is_fixed or not elastic:

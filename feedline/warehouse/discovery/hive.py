@@ -3,7 +3,7 @@
 Runs where a snapshot is taken, once per job. The listing is recursive and ordered by typed partition values (nulls
 last), then by path. Below the root,
 
-- hidden files and folders (`_x`, `.x`; not `_key=value`) are skipped;
+- hidden files and folders (`_x`, `.x`, `.key=value`; not `_key=value`) are skipped;
 - files that end in .parquet, .parq or .pq, and files without a suffix (Hive's `000000_0`), belong to the table;
 - files with another suffix are skipped and counted.
 
@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # names of the entity tag in s3fs, adlfs and gcsfs
 _MAGIC = re.compile(r"[*?\[]")
+_SUMMARIES = ("_metadata", "_common_metadata")  # as Spark, Dask and pyarrow write them beside a table's files
 _MARKER = "_SUCCESS"  # the file that Spark and Hadoop write last
 
 
@@ -193,6 +194,10 @@ def _find(uri: str) -> _NamedFiles:
     if location is not None:
         info = _info(location)
         if info.type == pafs.FileType.File:
+            if info.base_name in _SUMMARIES:
+                raise TableError(
+                    f"{redact(uri)} holds the footers of a table's files: expected a file of rows. Name its folder"
+                )
             links = links_among([info.path]) if is_local(location.filesystem) else ()
             return _NamedFiles(location, parent(location.path), (info,), is_folder=False, links=frozenset(links))
         return _folder(location)

@@ -120,5 +120,5 @@ def _add_file(entry: os.DirEntry[str], tree: Walk) -> None:
 def _same_file_error(path: str, first: str) -> TableError:
     return TableError(
         f"{path} is the same file as {first}, by a symbolic link: its rows would be read twice. Remove the link, begin "
-        "its name with an underscore, or name the table's folders one by one"
+        "its name with a dot, or name the table's folders one by one"
     )

@@ -39,8 +39,9 @@ def is_partition(segment: str) -> bool:
 
 
 def is_hidden(segment: str) -> bool:
-    """Whether files and folders of that name are a writer's bookkeeping, not part of a table."""
-    return segment.startswith((".", "_")) and not is_partition(segment)
+    """Whether files and folders of that name are a writer's bookkeeping, not part of a table: as Spark has it, `_key=1`
+    is a partition, `.key=1` is hidden."""
+    return segment.startswith(".") or (segment.startswith("_") and not is_partition(segment))
 
 
 def keys_of_path(path: str) -> dict[str, str | None]:

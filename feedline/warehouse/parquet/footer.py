@@ -88,7 +88,9 @@ def file_facts(
     with explain_errors(name):
         tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
         with open_parquet(pa.BufferReader(tail)) as parquet:
-            return _facts(parquet, tail, name, stored_names)
+            facts = _facts(parquet, tail, name, stored_names)
+            _refuse_rows_elsewhere(parquet.metadata, size - len(tail), name)
+            return facts
 
 
 def key_value_metadata(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
@@ -259,6 +261,22 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: Stored
         raise lost_metadata(flags, name)
     schema = _bare(schema) if stored_names is None else stored_names.schema(schema, name)
     return FileFacts(footer_digest(tail), len(tail), schema, structure.rows, columns)
+
+
+def _refuse_rows_elsewhere(metadata: pq.FileMetaData, end: int, name: str) -> None:
+    """Raise CorruptFileError for a summary of other files' footers. end: where the file's own footer begins.
+
+    Readers ignore the path of a column chunk, and files that were moved hold their rows all the same.
+    """
+    if not metadata.num_row_groups or not metadata.num_columns:
+        return
+    chunk = metadata.row_group(0).column(0)
+    start = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+    if chunk.file_path and start + chunk.total_compressed_size > end:
+        raise CorruptFileError(
+            f"{name} holds no rows, but footers of other files: got column chunks in {chunk.file_path!r}. Delete it, "
+            "begin its name with an underscore, or name the files"
+        )
 
 
 def _fit_levels(structure: Structure, schema: pq.ParquetSchema, stored: Sequence[int]) -> bool:

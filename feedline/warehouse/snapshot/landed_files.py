@@ -20,6 +20,7 @@ from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.storage.locations import join, redact
 
 Int64s = npt.NDArray[np.int64]
+_SKEW_S = 60  # by which clocks of hosts and stores may differ without a word
 _NS = 10**9
 _SHOWN = 3  # partitions in a message
 _RECORDED = ("path", "bytes", "mtime_ns", "footer_digest")  # of a file that an epoch reads
@@ -150,10 +151,16 @@ def _restless(folders: list[str], code: npt.NDArray[np.int32], mtime_ns: Int64s,
     np.maximum.at(newest, code[known], mtime_ns[known])
     restless = np.flatnonzero(newest > now_ns - rule.quiet_s * _NS)
     return {
-        index: f"was written {max(0, (now_ns - int(newest[index])) // _NS):,} s ago"
+        index: _age((now_ns - int(newest[index])) // _NS)
         for index in restless.tolist()
         if newest[index] > np.iinfo(np.int64).min
     }
+
+
+def _age(seconds: int) -> str:
+    if seconds >= -_SKEW_S:
+        return f"was written {max(0, seconds):,} s ago"
+    return f"has a file whose time lies {-seconds:,} s ahead of this host's clock: correct it (touch), or the clock"
 
 
 # -- files that epochs have read --------------------------------------------------------------------------------------

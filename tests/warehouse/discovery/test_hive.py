@@ -42,11 +42,19 @@ def test_order_is_by_typed_partition_values_then_path(tmp_path: Path) -> None:
 def test_hidden_and_foreign_files_are_left_out(tmp_path: Path) -> None:
     kept = ["a.parquet", "b.snappy.parquet", "c.PARQ", "d.pq", "000000_0", "_year=2020/e.parquet", "f.gz.parquet"]
     hidden = ["_SUCCESS", ".a.parquet.crc", "_temporary/0/x.parquet", ".spark/x.parquet", "_metadata", "k=1/_x.parquet"]
+    hidden += [".year=2021/f.parquet", ".staging/year=2022/g.parquet"]
     foreign = ["readme.md", "k=1/data.csv", "s3_$folder$"]
     touch(tmp_path, *kept, *hidden, *foreign)
     listing = discover(str(tmp_path))
     assert sorted(listing.files["path"].to_pylist()) == sorted(kept)
     assert listing.ignored == len(foreign)
+
+
+@pytest.mark.parametrize("name", ["_metadata", "_common_metadata"])
+def test_a_summary_of_footers_is_no_table(name: str, tmp_path: Path) -> None:
+    touch(tmp_path, name, "a.parquet")
+    with pytest.raises(TableError, match=f"{name} holds the footers of a table's files: .* Name its folder"):
+        discover(str(tmp_path / name))
 
 
 def test_a_folder_with_equals_signs_above_the_root_gives_no_key(tmp_path: Path) -> None:

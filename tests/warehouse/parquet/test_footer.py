@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from warehouse_samples import COLLECTION, collection, sample, write
 
+from feedline import Table
 from feedline.errors import CorruptFileError, TableError
 from feedline.warehouse.parquet.footer import footer_digest, parsed_footer, parsed_footers
 from feedline.warehouse.parquet.thrift import PHYSICAL, Structure, structure_of
@@ -92,6 +93,23 @@ def test_footers_of_many_writers_are_read_as_pyarrow_reads_them() -> None:
 def test_encrypted_files_are_refused_as_such(path: Path) -> None:
     with pytest.raises(TableError, match=r"is encrypted: expected a plain Parquet file"):
         take_snapshot(str(path))
+
+
+def test_footers_of_other_files_are_refused_and_moved_files_are_read(tmp_path: Path) -> None:
+    collected: list[pq.FileMetaData] = []
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "a.parquet", metadata_collector=collected)
+    [metadata] = collected
+    metadata.set_file_path("k=1/a.parquet")
+    with pa.OSFile(str(tmp_path / "summary.parquet"), "wb") as file:
+        metadata.write_metadata_file(file)
+    with pytest.raises(CorruptFileError, match=r"summary\.parquet holds no rows, but footers .* in 'k=1/a\.parquet'"):
+        take_snapshot(str(tmp_path / "summary.parquet"))
+    whole = (tmp_path / "a.parquet").read_bytes()
+    footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
+    moved = whole[:-footer_bytes] + (tmp_path / "summary.parquet").read_bytes()[4:]
+    (tmp_path / "moved.parquet").write_bytes(moved)
+    assert pq.read_metadata(tmp_path / "moved.parquet").row_group(0).column(0).file_path == "k=1/a.parquet"
+    assert Table(str(tmp_path / "moved.parquet")).read() == pq.read_table(tmp_path / "a.parquet")
 
 
 @pytest.mark.skipif(not COLLECTION.exists(), reason=f"the Parquet collection is not at {COLLECTION}")

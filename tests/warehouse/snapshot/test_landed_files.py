@@ -149,3 +149,10 @@ def test_an_empty_record_knows_no_file():
 def test_folders_are_all_but_the_name():
     names = folder_names(pa.chunked_array([["ds=1/h=2/a.parquet", "b.parquet", "x y/c"]]))
     assert names.to_pylist() == ["ds=1/h=2", "b.parquet", "x y"]
+
+
+def test_a_file_of_the_future_says_what_to_correct():
+    found = landed(listing({"ds=1/a": 0, "ds=2/a": 1_000, "ds=3/a": 130}), LandingRule(quiet_s=60, now_ns=100 * S))
+    assert paths(found.listing) == ["ds=1/a"]
+    ahead = "has a file whose time lies 900 s ahead of this host's clock: correct it (touch), or the clock"
+    assert found.left_out == {"ds=2": ahead, "ds=3": "was written 0 s ago"}

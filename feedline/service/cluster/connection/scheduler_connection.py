@@ -39,10 +39,13 @@ _MEMBERS_S = 2.0  # how long the list of workers counts as new
 _LOOK_S = 1.0  # between checks while waiting for the cluster
 
 
-def _no_worker(address: str, wait_s: float, provider: str | None) -> ClusterError:
-    """The error for a cluster without workers. provider: the class that starts them (None: nobody does)."""
+def _no_worker(address: str, wait_s: float, provider: str | None, failure: str | None) -> ClusterError:
+    """The error for a cluster without workers. provider: the class that starts them (None: nobody does). failure: why
+    the worker that this process started did not start."""
     remedy = f"Start one (feedline worker {address}{' and its --tls files' * address.startswith('tls:')})"
-    if provider is not None:
+    if failure is not None:
+        remedy = f"Its own did not start: {failure}. Look at the limits of processes (ulimit -n, -u) and at free space"
+    elif provider is not None:
         remedy = f"{provider} was asked for them: look at its queue, quota and logs of workers"
     return ClusterError(
         f"the Dask cluster has no worker: got none in {wait_s:g} s at {address}. {remedy}, or raise cluster.wait_s"
@@ -54,7 +57,7 @@ class SchedulerConnection:
     how often the scheduler was gone, and back.
 
     connect: creates a client; raises ClusterError if no scheduler answers. returns: whether a lost one may come back.
-    provider: the class that starts workers.
+    provider: the class that starts workers. failure: why a worker that this process started did not start.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class SchedulerConnection:
         wait_s: float,
         returns: bool,
         provider: str | None = None,
+        failure: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._connect = connect
         self._address = address
         self._wait_s = wait_s
         self._returns = returns
         self._provider = provider
+        self._failure = failure
         self._clock = time.monotonic
         self._outage = OutageTimer(wait_s)
         self._lost_s: float | None = None  # since when there has been no scheduler, or no worker
@@ -122,7 +127,7 @@ class SchedulerConnection:
         verdict = self._outage.look(now_s, None if workers else "worker", waiting=waiting)
         self._say_whether_empty(verdict == "whole", now_s)
         if verdict == "over" and not self._members:  # the totals are older
-            raise _no_worker(self._address(), self._wait_s, self._provider)
+            raise self._no_worker()
 
     def _say_whether_empty(self, has_workers: bool, now_s: float) -> None:
         """Say that there is no worker once that has lasted, since they follow a scheduler that is back; and its end."""
@@ -255,7 +260,10 @@ class SchedulerConnection:
         try:
             self.client.wait_for_workers(1, timeout=self._wait_s)
         except TimeoutError:
-            raise _no_worker(self._address(), self._wait_s, self._provider) from None
+            raise self._no_worker() from None
+
+    def _no_worker(self) -> ClusterError:
+        return _no_worker(self._address(), self._wait_s, self._provider, self._failure())
 
     def _find_scheduler(self) -> None:
         """Replace the client once it has given up reconnecting. Runs in a thread."""
