@@ -37,7 +37,7 @@ from feedline.materialize.array_plan import (
     shown_facts,
 )
 from feedline.materialize.block_rows import FilesJob, NumberedBlock, finished_rows
-from feedline.materialize.output_folder import ROOT_GROUP, UNFINISHED, OutputRef, explain_writes
+from feedline.materialize.output_folder import ROOT_GROUP, OutputRef, explain_writes
 from feedline.warehouse.storage.content_store import get, put
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, join
@@ -70,7 +70,8 @@ def write_part(files: FilesJob, block: NumberedBlock) -> tuple[NDArray[np.int64]
                 yield pa.py_buffer(np.ascontiguousarray(shown, dtype=array.dtype))
 
     with explain_writes(files.output.name):
-        put(files.output.location, _part_name(block.number), elements())
+        files.output.check()  # a run that began meanwhile has the folder
+        put(files.output.parts, _part_name(block.number), elements())
     return counts, quality
 
 
@@ -78,16 +79,16 @@ def write_shards(files: FilesJob, shards: tuple[ShardBytes, ...]) -> int:
     """Copy shards out of parts; returns their bytes before compression."""
     files.output.check()
     arrays = arrays_of(compile_job(files.job).layout.schema.expanded)
-    location, nbytes = files.output.location, 0
+    nbytes = 0
     with explain_writes(files.output.name):
-        store = _PutStore(location)
+        store = _PutStore(files.output.files)
         opened: dict[int, zarr.Array[Any]] = {}
         for shard in shards:
             array = arrays[shard.array]
             if shard.array not in opened:
                 found = zarr.open_array(store=store, path=array.path, mode="r+", zarr_format=3)
                 opened[shard.array] = found.with_config({"write_empty_chunks": array.fill is None})
-            values = _read_shard(location, array, shard)
+            values = _read_shard(files.output.parts, array, shard)
             opened[shard.array][shard.first : shard.stop] = values
             nbytes += values.nbytes
     return nbytes
@@ -95,7 +96,7 @@ def write_shards(files: FilesJob, shards: tuple[ShardBytes, ...]) -> int:
 
 def create_arrays(output: OutputRef, sizes: PartSizes) -> tuple[tuple[ShardBytes, ...], ...]:
     """Make all arrays, without their elements; returns the tasks that write these."""
-    store = _PutStore(output.location)
+    store = _PutStore(output.files)
     with explain_writes(output.name):
         for index, array in enumerate(sizes.arrays):
             elements = sizes.total(index)
@@ -126,7 +127,7 @@ def array_columns(schema: BatchSchema) -> list[dict[str, Any]]:
 
 
 def _part_name(number: int) -> str:
-    return f"{UNFINISHED}/parts/{number:08d}"
+    return f"{number:08d}"
 
 
 def _elements(rows: EncodedRows, schema: BatchSchema) -> Iterator[tuple[FeatureArray, NDArray[Any]]]:
@@ -168,12 +169,12 @@ def _extra(extra: pa.Array, column: SlotColumn) -> Iterator[NDArray[Any]]:
     yield valid
 
 
-def _read_shard(location: Location, array: FeatureArray, shard: ShardBytes) -> NDArray[Any]:
+def _read_shard(parts: Location, array: FeatureArray, shard: ShardBytes) -> NDArray[Any]:
     """The elements of a shard, out of its parts."""
     values = np.empty(array.shape(shard.stop - shard.first), array.dtype)
     flat, filled = values.reshape(-1), 0
     for piece in shard.pieces:
-        content = np.frombuffer(_read_part(location, piece.part, piece.start, piece.nbytes), array.dtype)
+        content = np.frombuffer(_read_part(parts, piece.part, piece.start, piece.nbytes), array.dtype)
         target = flat[filled : filled + len(content)]
         target[:] = content
         if piece.add:
@@ -183,8 +184,8 @@ def _read_shard(location: Location, array: FeatureArray, shard: ShardBytes) -> N
     return values
 
 
-def _read_part(location: Location, part: int, start: int, nbytes: int) -> bytes:
-    filesystem, path = location.filesystem, join(location.path, _part_name(part))
+def _read_part(parts: Location, part: int, start: int, nbytes: int) -> bytes:
+    filesystem, path = parts.filesystem, join(parts.path, _part_name(part))
 
     def read() -> bytes:
         with filesystem.open_input_file(path) as source:

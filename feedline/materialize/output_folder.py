@@ -1,8 +1,9 @@
 """The folder to which features are written: checked, filled, and visible as a whole.
 
 Runs in: the process that materializes; `OutputRef` in the tasks. On a local disk everything is written into a hidden
-folder beside OUT, which takes OUT's place when it is complete. In a store, and where OUT is a mount point or its parent
-may not be written, files are written in place. The marker is written last, and a folder without it is not whole:
+folder beside OUT, and what is complete takes OUT's place. In a store, and where OUT is a mount point or its parent may
+not be written, it is written below `OUT/_unfinished`, and its files are moved (in a store: copied by the store) when
+all are there, by the run that has the folder's claim. The marker is written last, and a folder without it is not whole:
 `_materialized.json`, or `zarr.json` where the folder is a zarr group, in which other files would be warned of.
 """
 
@@ -21,46 +22,54 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from feedline.errors import FeedlineError, StoreError, TableArgumentError, TableError
+from feedline.errors import FeedlineError, TableArgumentError, TableError
+from feedline.warehouse.storage.claim import Claim, delete
 from feedline.warehouse.storage.content_store import get, put
 from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explain_errors, safe_message
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
+from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, redact
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 MARKER = "_materialized.json"
 ROOT_GROUP = "zarr.json"
 PROGRAM = "feedline materialize"
 UNFINISHED = "_unfinished"
-_TOKEN = f"{UNFINISHED}/materialize"
+_CLAIM = "materialize"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRef:
-    """Where tasks write. uri: the folder. name: OUT, for messages. token: proves that a worker sees the same folder."""
+    """Where tasks write. name: OUT, for messages. claim: of the folder that they see."""
 
-    uri: str
     name: str
-    token: str
+    claim: Claim
 
     @property
-    def location(self) -> Location:
-        return locate(self.uri)
+    def files(self) -> Location:
+        """The folder of this run's finished files."""
+        return self.claim.own("files")
+
+    @property
+    def parts(self) -> Location:
+        """The folder of what this run needs only while it writes."""
+        return self.claim.own("parts")
+
+    @property
+    def run(self) -> str:
+        return self.claim.run
 
     def check(self) -> None:
-        """Raise TableError where this process does not see the folder that was begun."""
-        try:
-            token = bytes(memoryview(get(self.location, _TOKEN)))
-        except (FileNotFoundError, TableError) as error:
-            if isinstance(error, StoreError) and not isinstance(error, FileNotFoundError):
-                raise
-            token = b""
-        if token != self.token.encode():
+        """Raise TableError where this process does not see the folder that was begun, or another run has it by now."""
+        holder = self.claim.holder()
+        if not holder:
             raise TableError(
-                f"{self.name} is another folder on the worker {os.uname().nodename}: expected one that all workers "
-                "share. Name a folder of a shared file system, or a URI"
+                f"{self.name} is another folder on the worker {os.uname().nodename}, or another run has written it "
+                "meanwhile: expected one that all workers share, and one run at a time. Name a folder of a shared file "
+                "system, or a URI"
             )
+        if holder != self.run:
+            self.claim.check()
 
 
 class OutputFolder:
@@ -73,49 +82,88 @@ class OutputFolder:
         self._local = is_local(location.filesystem)
         self._final = location if not self._local else _local(os.path.realpath(location.path))
         self._overwrite = overwrite
-        self._replaces = _check_contents(self._final, self.name, overwrite=overwrite)
+        _check_contents(self._final, self.name, overwrite=overwrite)
         self._in_place = not self._local or _must_stay(self._final.path)
         folder = self._final if self._in_place else _local(_hidden(self._final.path))
-        self._token = secrets.token_hex(8)
-        self.ref = OutputRef(uri=folder.uri, name=self.name, token=self._token)
+        self.ref = OutputRef(
+            name=self.name, claim=Claim(uri=folder.uri, hidden=UNFINISHED, file=_CLAIM, name=self.name)
+        )
+        self._before = b""  # the marker that is replaced
+        self._moved: list[str] = []
 
     def begin(self) -> OutputRef:
         """Create the folder that is written; in place, the former content is deleted."""
-        self._replaces = _check_contents(self._final, self.name, overwrite=self._overwrite)  # fits may take hours
+        _check_contents(self._final, self.name, overwrite=self._overwrite)  # fits may take hours
+        self._before = _marker(self._final)
         with explain_writes(self.name):
-            if self._in_place and self._replaces:
-                for marker in (MARKER, ROOT_GROUP):
-                    self._delete(f"{self._final.path}/{marker}")
-                self._final.filesystem.delete_dir_contents(self._final.path)
             if self._local:
-                Path(self.ref.location.path).mkdir(parents=True, exist_ok=True)
-            put(self.ref.location, _TOKEN, [self._token.encode()])
+                Path(self.ref.claim.location.path).mkdir(parents=True, exist_ok=True)
+            self.ref.claim.take()
+            if self._in_place:
+                self._empty()
         return self.ref
 
     def finish(self, facts: Mapping[str, Any], *, group: bool) -> None:
-        """Delete the parts, write the facts as the marker, and put the folder in its place. group: it is of zarr."""
-        facts = {"program": PROGRAM, **facts}
+        """Put all files in their place, and write the facts as the marker. group: it is of zarr.
+
+        Raises TableError where another run has written OUT, or has begun to.
+        """
+        facts = {"program": PROGRAM, **facts, "run": self.ref.run}
         content = {"zarr_format": 3, "node_type": "group", "attributes": facts} if group else facts
-        location = self.ref.location
+        name = ROOT_GROUP if group else MARKER
+        marker = json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
+        files = self.ref.files
         with explain_writes(self.name):
-            location.filesystem.delete_dir(join(location.path, UNFINISHED))
-            marker = json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
-            put(location, ROOT_GROUP if group else MARKER, [marker])
-            if not self._in_place:
-                _move(location.path, self._final.path, replaces=self._replaces)
+            if self._in_place:
+                self._publish(name, marker)
+                return
+            put(files, name, [marker])
+            if (found := _marker(self._final)) != self._before:
+                raise TableError(
+                    f"{self.name} was written by another run meanwhile: got the run {_run_of(found)}, expected the "
+                    "folder as it was when this run began. Let one run at a time write there"
+                )
+            _move(files.path, self._final.path, replaces=bool(found))
+            shutil.rmtree(self.ref.claim.uri, ignore_errors=True)
 
     def discard(self) -> None:
-        """Delete what was written, as far as possible."""
-        location = self.ref.location
+        """Delete what this run wrote, as far as possible, and nothing of another's."""
+        claim = self.ref.claim
+        if not self._in_place:
+            shutil.rmtree(claim.uri, ignore_errors=True)
+            return
         with suppress(OSError, FeedlineError):
-            if self._in_place:
-                location.filesystem.delete_dir_contents(location.path, missing_dir_ok=True)
-            else:
-                shutil.rmtree(location.path, ignore_errors=True)
+            claim.delete(self._moved)
+        claim.release()
 
-    def _delete(self, path: str) -> None:
-        with suppress(FileNotFoundError):
-            self._final.filesystem.delete_file(path)
+    def _empty(self) -> None:
+        """Delete what an earlier run wrote, its marker first."""
+        filesystem, path = self._final.filesystem, self._final.path
+        found = filesystem.get_file_info(pafs.FileSelector(path))
+        for info in sorted(found, key=lambda each: each.base_name not in (MARKER, ROOT_GROUP)):
+            if info.base_name != UNFINISHED and info.path.rstrip("/") != path.rstrip("/"):
+                with suppress(FileNotFoundError):
+                    delete(filesystem, info)
+
+    def _publish(self, name: str, marker: bytes) -> None:
+        """Move all files, and delete any that a run which lost the claim has still moved; then write the marker."""
+        claim, final = self.ref.claim, self._final
+        claim.check()
+        files = _paths(self.ref.files)
+        self._moved = [join(final.path, each) for each in files]
+        claim.move((join(self.ref.files.path, each), join(final.path, each)) for each in files)
+        foreign = (each for each in _paths(final) if not each.startswith(f"{UNFINISHED}/"))
+        claim.delete(join(final.path, each) for each in set(foreign) - set(files))
+        claim.check()
+        self._moved.append(join(final.path, name))
+        put(final, name, [marker])
+        try:
+            claim.check()  # who takes it deletes markers after that
+        except TableError:
+            if _run_of(_marker(final)) == self.ref.run:
+                final.filesystem.delete_file(join(final.path, name))
+            raise
+        claim.release()
 
 
 @contextmanager
@@ -150,8 +198,9 @@ def _must_stay(path: str) -> bool:
     return Path(path).is_dir() and (os.path.ismount(path) or not os.access(os.path.dirname(path), os.W_OK))
 
 
-def _check_contents(location: Location, name: str, *, overwrite: bool) -> bool:
-    """Whether the folder holds features of an earlier run, which `overwrite` replaces."""
+def _check_contents(location: Location, name: str, *, overwrite: bool) -> None:
+    """Raise TableArgumentError where the folder holds anything but features of an earlier run, which `overwrite`
+    replaces."""
     filesystem, path = location.filesystem, location.path
     with explain_errors(name, fetching=True):
         kind = with_retries(lambda: filesystem.get_file_info(path), filesystem, name).type
@@ -161,7 +210,7 @@ def _check_contents(location: Location, name: str, *, overwrite: bool) -> bool:
         found = with_retries(lambda: filesystem.get_file_info(selector), filesystem, name)
     names = sorted(info.base_name for info in found if info.path.rstrip("/") != path.rstrip("/"))
     if not names:
-        return False
+        return
     if not _is_ours(location, names):
         raise TableArgumentError(
             f"{name} is not empty: it holds {names[0]!r}, which feedline materialize did not write. "
@@ -171,16 +220,39 @@ def _check_contents(location: Location, name: str, *, overwrite: bool) -> bool:
         raise TableArgumentError(
             f"{name} holds features already: expected an empty or missing folder. Add --overwrite to replace them"
         )
-    return True
 
 
 def _is_ours(location: Location, names: list[str]) -> bool:
-    for marker in (MARKER, ROOT_GROUP):
-        with suppress(ValueError, OSError, TableError):
-            content = json.loads(bytes(memoryview(get(location, marker)))) if marker in names else {}
-            if PROGRAM in (content.get("program"), content.get("attributes", {}).get("program")):
-                return True
-    return bool(location.filesystem.get_file_info(join(location.path, _TOKEN)).type == pafs.FileType.File)
+    if (MARKER in names or ROOT_GROUP in names) and _marker(location):
+        return True
+    claim = location.filesystem.get_file_info(join(location.path, f"{UNFINISHED}/{_CLAIM}"))
+    return bool(claim.type == pafs.FileType.File)
+
+
+def _marker(location: Location) -> bytes:
+    """The content of the marker that `feedline materialize` wrote; empty where there is none."""
+    for name in (MARKER, ROOT_GROUP):
+        with suppress(ValueError, AttributeError, OSError, TableError):
+            content = bytes(memoryview(get(location, name)))
+            if _facts(content).get("program") == PROGRAM:
+                return content
+    return b""
+
+
+def _facts(marker: bytes) -> dict[str, Any]:
+    content = json.loads(marker)
+    found: dict[str, Any] = content.get("attributes", content)
+    return found
+
+
+def _run_of(marker: bytes) -> str:
+    return str(_facts(marker).get("run", "")) if marker else ""
+
+
+def _paths(location: Location) -> list[str]:
+    """The paths of all files of a folder, relative to it."""
+    start = len(location.path.rstrip("/")) + 1
+    return [info.path[start:] for info in list_tree(location) if info.type == pafs.FileType.File]
 
 
 def _move(folder: str, final: str, *, replaces: bool) -> None:

@@ -36,8 +36,14 @@ def write_block_file(files: FilesJob, block: NumberedBlock) -> tuple[int, Qualit
     del table
     content = sink.getvalue()
     with explain_writes(files.output.name):
-        put(files.output.location, f"part-{block.number:08d}.parquet", [content])
+        files.output.check()  # a run that began meanwhile has the folder
+        put(files.output.files, file_name(files.output.run, block.number), [content])
     return content.size, quality
+
+
+def file_name(run: str, number: int) -> str:
+    """The name of a block's file: names of one run sort in the order of the table, those of two runs differ."""
+    return f"part-{run}-{number:08d}.parquet"
 
 
 def file_columns(schema: BatchSchema) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from feedline.materialize.array_files import array_columns, create_arrays, write
 from feedline.materialize.array_plan import PartSizes, arrays_of, lists_in
 from feedline.materialize.block_rows import FilesJob, NumberedBlock
 from feedline.materialize.output_folder import OutputFolder
-from feedline.materialize.parquet_files import file_columns, write_block_file
+from feedline.materialize.parquet_files import file_columns, file_name, write_block_file
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
 from feedline.progress import report_progress
@@ -33,7 +33,7 @@ from feedline.version import VERSION
 from feedline.warehouse.optimize.landing import refuse_overlap
 
 FORMATS = ("zarr", "parquet")
-_FORMAT = 1  # of the facts in the marker
+_FORMAT = 2  # of the facts in the marker
 _BLOCK_ROWS = 131_072
 _BLOCK_BYTES = 64 << 20  # compressed bytes that a block reads
 
@@ -75,7 +75,7 @@ def write_plan(
     Then OUT is as it was, or, in a store, without its marker.
     """
     began = time.perf_counter()
-    refuse_overlap([plan.snapshot.uri], folder.ref.uri)
+    refuse_overlap([plan.snapshot.uri], folder.ref.claim.uri)
     job = replace(plan.job, by=None, order=None, record=None, environment=workers.environment)
     plan = replace(plan, weights=None)  # each row comes once
     schema = compile_job(job).layout.schema.expanded
@@ -97,16 +97,17 @@ def write_plan(
         files = FilesJob(job=job, output=folder.begin())
         if format == "parquet":
             nbytes, columns = 0, file_columns(schema)
+            contents = [file_name(files.output.run, task.number) for task in tasks]
             for index, (size, quality) in run_tasks(workers, write_block_file, files, tasks):
                 nbytes += size
                 add(blocks[index], quality)
         else:
-            columns = array_columns(schema)
+            columns, contents = array_columns(schema), [array.path for array in arrays_of(schema)]
             sizes = _write_parts(files, schema, tasks, workers, lambda index, quality: add(blocks[index], quality))
             nbytes = _write_arrays(files, sizes, workers)
         for complaint in monitor.end():
             warnings.warn(complaint, UserWarning, stacklevel=3)
-        folder.finish({**_facts(plan, format, rows), "columns": columns}, group=format == "zarr")
+        folder.finish({**_facts(plan, format, rows), "columns": columns, "contents": contents}, group=format == "zarr")
     except BaseException:
         workers.remove_when_idle(folder.discard)
         raise

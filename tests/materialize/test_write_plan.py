@@ -223,8 +223,13 @@ def test_the_root_says_what_was_written(place: Place, tmp_path: Path):
         "features": plan.features_fingerprint,
         "rows": ROWS,
     }
+    own_facts = dict.fromkeys(("columns", "files", "run", "contents"))
     assert {name: facts[name] for name in expected} == expected
-    assert {**expected, **other, "columns": 0, "files": 0} == {**facts, "columns": 0, "files": 0}
+    assert {**expected, **other, **own_facts} == {**facts, **own_facts}
+    assert other["contents"] == sorted(path.name for path in (tmp_path / "files").glob("*.parquet"))
+    assert sorted(facts["contents"]) == sorted(
+        name for name, each in zarr.open_group(tmp_path / "out").members(None) if isinstance(each, zarr.Array)
+    )
     columns = {column["name"]: column for column in facts["columns"]}
     assert list(columns) == [column.name for column in plan.layout.schema]
     assert columns["a/b"]["path"] == feature_path(plan.layout.schema["a/b"]) == "sparse/a%2Fb"
