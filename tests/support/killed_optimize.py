@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from optimized import rewrite
 
 from feedline.warehouse.optimize import landing
 from feedline.warehouse.parquet import writer
+from feedline.warehouse.storage.claim import Claim
 
 
 class Moves:
-    """A local filesystem that counts its moves."""
+    """A local filesystem that counts its moves, and those of its run's claim."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -23,7 +25,12 @@ class Moves:
         return getattr(self.inner, name)
 
     def move(self, *args: Any) -> None:
+        Moves.count()
         self.inner.move(*args)
+
+    @staticmethod
+    def count() -> None:
+        """A file is about to be moved."""
 
 
 def killed_rewrite(source: str, target: str, where: str, turn: int, settings: dict[str, Any]) -> None:
@@ -38,7 +45,15 @@ def killed_rewrite(source: str, target: str, where: str, turn: int, settings: di
             return begin(self, *args, **kwargs)
 
         landing.Target.land = land
-        _deadly(Moves, "move", turn)
+        moved = Claim.move
+
+        def move(self: Claim, files: Iterable[tuple[str, str]]) -> None:
+            for file in files:
+                Moves.count()
+                moved(self, [file])
+
+        Claim.move = move
+        _deadly(Moves, "count", turn)
     elif where == "exchange":
         _deadly(landing, "exchange", turn)
     elif where == "removal":

@@ -26,7 +26,7 @@ from optimized import (
 )
 from processes import ended_here
 
-from feedline.warehouse.optimize.landing import HIDDEN, Target, is_complete
+from feedline.warehouse.optimize.landing import HIDDEN, is_complete, target_at
 
 
 def killed(source: Path, target: Path, where: str, turn: int, **settings: object) -> None:
@@ -39,7 +39,7 @@ def killed(source: Path, target: Path, where: str, turn: int, **settings: object
 
 def assert_whole(source: Path, target: Path) -> int:
     """What readers see: whole files of whole partitions, each with its source's rows; returns how many."""
-    landed = Target(str(target)).files_by_folder()
+    landed = target_at(str(target)).files_by_folder()
     for folder, files in landed.items():
         note = files[0].note
         assert is_complete(files, note["settings"], note["sources"]), folder

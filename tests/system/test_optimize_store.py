@@ -13,7 +13,7 @@ from optimized import multiset, rewrite, warehouse
 
 from feedline import Table
 from feedline.errors import TableError
-from feedline.warehouse.optimize.landing import Target
+from feedline.warehouse.optimize.landing import target_at
 from feedline.warehouse.optimize.optimize import optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import load_uses, record_usage
@@ -53,7 +53,7 @@ def test_a_table_is_written_to_a_store_and_finished_there(
     assert run() == (2, 0)
     assert multiset(Table(uri).read()) == expected
     assert run() == (0, 2)
-    target = Target(uri)
+    target = target_at(uri)
     lost = target.files_by_folder()["ds=2026-01-02"][-1].path
     target.filesystem.delete_file(f"{target.root}/{lost}")  # as a killed run leaves it
     assert run() == (1, 1)

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline.warehouse.cache.entry_file import SUFFIX, TEMPORARY_SUFFIX, DamagedEntryError, read_cost
+from feedline.warehouse.cache.flights import BUSY
 
 HALF_LIFE_S = 6 * 3600.0  # about an epoch of a large table, or a working day with its night in four
 LOW_WATER = 0.95  # of the bound: an eviction goes on to here, so that the next is some puts away
 _DISPLACES = 0.5  # of a new file's benefit
-_ABANDONED_S = 3600.0  # age of a temporary file whose writer is dead for certain
+_ABANDONED_S = 3600.0  # age of a temporary file whose writer is dead for certain, where nothing can be locked
 _WRITER_S = 10.0  # age below which a temporary file may just not be locked yet
 _MAX_TOUCHES = 1_000_000  # nanoseconds beyond are a time that the kernel set: another user's touch, a copied file
 _BLOCK_BYTES = 4096
@@ -155,20 +156,21 @@ def remove_file(path: str) -> bool:
 
 
 def is_abandoned(file: StoredFileStat, now_s: float) -> bool:
-    """Whether the writer of a temporary file is dead: it is old, or nobody holds its lock."""
+    """Whether the writer of a temporary file is dead: nobody holds its lock, however old it looks to this host's clock.
+
+    Where the file system has no locks, it is dead if the file is old.
+    """
     age_s = abs(now_s - file.used_s)  # a clock may be behind
-    if age_s > _ABANDONED_S:
-        return True
     if age_s < _WRITER_S:
         return False
     try:
         number = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError:  # gone, or another user's, who will remove it
         return False
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS refuses an exclusive one on a file opened for reading
+    except OSError as error:
+        return error.errno not in BUSY and age_s > _ABANDONED_S
     finally:
         os.close(number)
     return True

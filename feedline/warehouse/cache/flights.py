@@ -28,7 +28,7 @@ _LONGEST_POLL_S = 0.016
 _RECENT_S = 2.0  # of a holder's end, in which others may have looked before, and not yet asked for the lock
 _WORKS, _ENDED = 1, 2  # sizes of a lock's file
 _HEX = 3  # of a digest name its lock: 4,096 files, which stay; two flights share one once in 4,096 pairs, and wait
-_BUSY = (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK)
+BUSY = (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK)
 
 
 class WorkTimes:
@@ -134,7 +134,7 @@ def _wait(number: int, counters: CacheCounters, limit_s: float) -> tuple[bool, b
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError as error:
-            holds, failed = False, error.errno not in _BUSY
+            holds, failed = False, error.errno not in BUSY
         if failed or time.monotonic() - began_s > limit_s:
             counters.add(duplicates=1)
             break

@@ -1,8 +1,9 @@
 """Make written partitions visible in the target, and recognise complete ones by the notes in their footers.
 
-Runs where `optimize` is planned and in its tasks. On a local disk a partition's files are written below the hidden
-folder `_feedline/`, and land once all are written: by one rename or exchange (`exchange`) of their folder if the
-partition has one, else file by file. In an object store they are written in place, one after the other.
+Runs where `optimize` is planned; tasks only ask where to write. A partition's files are written below the hidden folder
+`_feedline/`, in a folder of the run's own, and land once all are written, by the run that has the target's claim: on a
+local disk by one rename or exchange (`exchange`) of their folder if the partition has one, else file by file. An object
+store copies them, one by one.
 
 Each file's note (`writer.NOTE_KEY`) has the fingerprints of the settings and of its source files, its unit, its number,
 and whether it is its unit's last. A partition is finished if its files agree and none is missing.
@@ -25,13 +26,15 @@ import pyarrow.fs as pafs
 from feedline.errors import TableArgumentError, TableError
 from feedline.warehouse.discovery.partitions import is_partition
 from feedline.warehouse.parquet.footer import key_value_metadata
-from feedline.warehouse.parquet.writer import NOTE_KEY, PART_SUFFIX, SUFFIX
+from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX
+from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, redact
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 HIDDEN = "_feedline"
+_CLAIM = "optimize"
 _THREADS = 16
 _WILDCARD = re.compile(r"/[^/]*[*?\[].*", re.DOTALL)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -45,83 +48,81 @@ class TargetFile:
     note: Mapping[str, Any]
 
 
-class Target:
-    """The folder to which a table is written. Cheap to construct: every task has its own."""
+def target_at(uri: str) -> Target:
+    """The target of a new run."""
+    uri = absolute(uri)
+    return Target(Claim(uri=uri, hidden=HIDDEN, file=_CLAIM, name=redact(uri)))
 
-    def __init__(self, uri: str) -> None:
-        self.uri = absolute(uri)
-        location = locate(self.uri)
+
+class Target:
+    """The folder to which a run writes a table. Cheap to construct: every task has its own."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim, self.uri = claim, claim.uri
+        location = claim.location
         self.filesystem, self.root = location.filesystem, location.path
         self.is_local = is_local(self.filesystem)
-
-    @property
-    def suffix(self) -> str:
-        return PART_SUFFIX if self.is_local else SUFFIX
-
-    def hidden_path(self, *names: str) -> str:
-        return "/".join([join(self.root, HIDDEN), *names])
-
-    def begin(self, folder: str, slug: str) -> str:
-        """Create the empty folder for a partition's files, and return its path."""
-        stage = self.stage(folder, slug)
-        if self.is_local:
-            self.remove(stage)
-        else:
-            self._delete_files(folder)
-        self.make_folder(stage)
-        return stage
 
     def make_folder(self, path: str) -> None:
         """Create a folder on a local disk; an object store would show an empty object instead."""
         if self.is_local:
             self.filesystem.create_dir(path, recursive=True)
 
-    def stage(self, folder: str, slug: str) -> str:
-        """Return the folder that `begin` created."""
-        return self.hidden_path("stage", slug) if self.is_local else self.folder(folder)
+    def stage(self, slug: str) -> str:
+        """Create and return the folder in which tasks write a partition's files."""
+        stage = self.claim.own("stage", slug).path
+        self.make_folder(stage)
+        return stage
+
+    def spill(self, slug: str) -> str:
+        """The folder of a partition's spill files."""
+        return self.claim.own("spill", slug).path
 
     def land(self, folder: str, slug: str, names: Sequence[str], *, alone: bool) -> None:
         """Make a partition's files visible, replacing older ones; `names`: in the order of their units.
 
-        `alone`: no other partition lands in its folder, so the folder as a whole can be replaced.
+        `alone`: no other partition lands in its folder, so the folder as a whole can be replaced. Raises TableError
+        where another run has the target by now.
         """
-        if not self.is_local:
-            return
-        stage, final = self.stage(folder, slug), self.folder(folder)
-        for name in names:
-            self.filesystem.move(f"{stage}/{name}", f"{stage}/{_visible_name(name)}")
-        kind = self.filesystem.get_file_info(final).type
-        old = self.hidden_path("old", slug)
-        if kind != pafs.FileType.NotFound and folder and alone and not self._has_folders(final):
-            if exchange(stage, final):
-                self.remove(stage)  # the old files; if the run is killed before this, `clean` removes them
+        self.claim.check()
+        stage, final = self.claim.own("stage", slug).path, self.folder(folder)
+        moves = [(f"{stage}/{name}", _visible_name(name)) for name in names]
+        if self.is_local:
+            ready = self.claim.own("ready", slug).path  # without files of attempts that were repeated
+            self.make_folder(ready)
+            for path, name in moves:
+                self.filesystem.move(path, f"{ready}/{name}")
+            if self._replace(folder, ready, alone=alone):
                 return
-            self.remove(old)
-            self.make_folder(old.rpartition("/")[0])
+            moves = [(f"{ready}/{name}", name) for _, name in moves]
+        visible = [name for _, name in moves]
+        self._delete_files(folder, but=visible if len(visible) == 1 else ())  # a single file is replaced atomically
+        self.claim.move((path, f"{final}/{name}") for path, name in moves)
+        self.remove(stage)
+
+    def _replace(self, folder: str, ready: str, *, alone: bool) -> bool:
+        """Put a local folder in the place of a partition's; False: it holds more than the partition."""
+        final, old = self.folder(folder), f"{ready}.old"
+        kind = self.filesystem.get_file_info(final).type
+        if kind != pafs.FileType.NotFound and folder and alone and not self._has_folders(final):
+            if exchange(ready, final):
+                self.remove(ready)  # the old files; if the run is killed before this, the next one removes them
+                return True
             self.filesystem.move(final, old)
             kind = pafs.FileType.NotFound
         if kind == pafs.FileType.NotFound:
             self.make_folder(final.rpartition("/")[0])
             try:
-                self.filesystem.move(stage, final)
+                self.filesystem.move(ready, final)
             except OSError:  # a partition within this one's folder landed meanwhile
-                kind = pafs.FileType.Directory
-        if kind != pafs.FileType.NotFound:
-            visible = [_visible_name(name) for name in names]
-            self._delete_files(
-                folder, but=visible if len(visible) == 1 else ()
-            )  # a rename replaces a single file atomically
-            for name in visible:
-                self.filesystem.move(f"{stage}/{name}", f"{final}/{name}")
-            self.remove(stage)
-        self.remove(old)
+                return False
+            self.remove(old)
+            return True
+        return False
 
     def remove(self, path: str) -> None:
         if self.filesystem.get_file_info(path).type == pafs.FileType.Directory:
             self.filesystem.delete_dir(path)
-
-    def clean(self) -> None:
-        self.remove(self.hidden_path())
 
     def remove_partition(self, folder: str) -> None:
         """Delete a partition that the source no longer has, and folders thereby emptied."""
@@ -175,9 +176,11 @@ class Target:
 
     def _delete_files(self, folder: str, but: Sequence[str] = ()) -> None:
         selector = pafs.FileSelector(self.folder(folder), allow_not_found=True)
-        for info in self.filesystem.get_file_info(selector):
-            if info.type == pafs.FileType.File and info.base_name.endswith(SUFFIX) and info.base_name not in but:
-                self.filesystem.delete_file(info.path)
+        self.claim.delete(
+            info.path
+            for info in self.filesystem.get_file_info(selector)
+            if info.type == pafs.FileType.File and info.base_name.endswith(SUFFIX) and info.base_name not in but
+        )
 
     def _has_folders(self, path: str) -> bool:
         infos = self.filesystem.get_file_info(pafs.FileSelector(path))
@@ -237,7 +240,7 @@ def room_for(uri: str) -> Iterator[None]:
 
 
 def _visible_name(name: str) -> str:
-    return name.removesuffix(PART_SUFFIX) + SUFFIX
+    return name.partition(".")[0] + SUFFIX  # without the attempt: part-0000-00000.8d1f03aa.parquet.part
 
 
 def _resolve(uri: str) -> str:

@@ -6,7 +6,8 @@ Runs in the caller's process; the work is done by small picklable tasks that any
 2. derive the target's schema: those columns not nullable, in the requested order;
 3. find finished partitions: their files have the fingerprints of these settings and of their sources;
 4. sample rows, cluster and deduplicate them like the target, and choose each column's encoding (`encodings`);
-5. write partitions, small ones in one task each, large ones one after the other in many (`rewrite`); each lands whole;
+5. write partitions, small ones in one task each, large ones one after the other in many (`rewrite`); each lands whole,
+   by this process, while its run has the claim on the target;
 6. remove partitions that the source no longer has, and the hidden folder.
 
 A killed run leaves finished partitions and the hidden folder; the next run writes the rest. Encodings are no part of
@@ -18,19 +19,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores, available_memory_bytes
 from feedline.warehouse.optimize.footprint import Footprint, footprint
-from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap
+from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap, room_for, target_at
 from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for
 from feedline.warehouse.optimize.repeated_columns import DedupGroups, GroupSaving, group_savings
-from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_partition
+from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_units
 from feedline.warehouse.optimize.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
 from feedline.warehouse.parquet.dedup_columns import dedup_table
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
@@ -101,21 +103,23 @@ def optimize(
     run = map or partial(in_threads, threads=threads)
     check_settings(snapshot, settings, projection)
     refuse_overlap(source or [snapshot.uri], target)
-    old_files = (destination := Target(target)).files_by_folder()
-    destination.clean()
-    before = footprint(snapshot, projection, map=run)
-    recipe = recipe_for(snapshot, destination.uri, settings, before, map=run)
-    partitions = partitions_of(snapshot)
-    choices: list[Choice] = []
-    finished = {one.folder for one in partitions if _is_finished(one, old_files, recipe)}
-    pending = [one for one in partitions if one.folder not in finished]
-    started_s = measured_s = time.perf_counter()
-    if pending:
-        recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, memory_bytes, threads)
-        measured_s = time.perf_counter()
-        with _cleaned_after_errors(destination):
+    old_files = (destination := target_at(target)).files_by_folder()
+    with _claimed(destination):
+        before = footprint(snapshot, projection, map=run)
+        recipe = recipe_for(snapshot, destination.claim, settings, before, map=run)
+        partitions = partitions_of(snapshot)
+        choices: list[Choice] = []
+        finished = {one.folder for one in partitions if _is_finished(one, old_files, recipe)}
+        pending = [one for one in partitions if one.folder not in finished]
+        started_s = measured_s = time.perf_counter()
+        if pending:
+            recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, memory_bytes, threads)
+            measured_s = time.perf_counter()
             _write(snapshot, destination, recipe, pending, sizes, settings, run, threads)
-    written_s = time.perf_counter()
+        written_s = time.perf_counter()
+        gone = sorted(set(old_files) - {one.folder for one in partitions})
+        for folder in gone:
+            destination.remove_partition(folder)
     return OptimizeReport(
         source=snapshot.uri,
         target=destination.uri,
@@ -123,7 +127,7 @@ def optimize(
         finished=len(finished),
         outdated=0 if settings.goal == "size" else _outdated(finished, old_files, recipe),
         decoder=recipe.decoder,
-        taken_away=_remove_gone(destination, old_files, partitions),  # before `after` is measured
+        taken_away=len(gone),
         columns=tuple(recipe.target.names),
         non_null=recipe.non_null,
         flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
@@ -138,26 +142,25 @@ def optimize(
     )
 
 
-def _remove_gone(destination: Target, old_files: dict[str, list[TargetFile]], partitions: Sequence[Partition]) -> int:
-    """Delete the partitions that the source no longer has, and the hidden folder; return how many partitions."""
-    gone = sorted(set(old_files) - {one.folder for one in partitions})
-    for folder in gone:
-        destination.remove_partition(folder)
-    destination.clean()
-    return len(gone)
-
-
 def _is_finished(partition: Partition, old_files: dict[str, list[TargetFile]], recipe: Recipe) -> bool:
     return is_complete(old_files.get(partition.folder, []), recipe.settings, partition.sources)
 
 
 @contextmanager
-def _cleaned_after_errors(destination: Target) -> Iterator[None]:
+def _claimed(destination: Target) -> Iterator[None]:
+    """Have the target alone; a run that is interrupted leaves its hidden folder, in which tasks may still write."""
+    is_new = destination.is_local and not Path(destination.root).exists()
+    with room_for(destination.uri):
+        destination.claim.take()
     try:
         yield
     except FeedlineError:
-        destination.clean()
+        destination.claim.release()
+        if is_new:
+            with suppress(OSError):  # it holds finished partitions
+                Path(destination.root).rmdir()
         raise
+    destination.claim.release()
 
 
 def _outdated(finished: Iterable[str], old_files: dict[str, list[TargetFile]], recipe: Recipe) -> int:
@@ -193,7 +196,7 @@ def _write(
     run: Map,
     threads: int,
 ) -> None:
-    small: list[PartitionTask] = []
+    small: list[tuple[Partition, PartitionTask]] = []
     large: list[Partition] = []
     for partition in pending:
         keep = settings.small_partitions == "keep" and partition.rows < settings.row_group_rows
@@ -201,15 +204,17 @@ def _write(
         if units is None:
             large.append(partition)
         else:
-            small.append(partition.task(recipe, *units))
-    small.sort(key=lambda task: -sum(fragment.bytes for unit in task.units for fragment in unit.fragments))
+            small.append((partition, partition.task(recipe, *units)))
+    small.sort(key=lambda each: -sum(fragment.bytes for unit in each[1].units for fragment in unit.fragments))
     wave = max(_WAVE_TASKS * threads, math.ceil(len(small) / _WAVES))
-    done, total, rows = 0, sum(partition.rows for partition in pending), {each.folder: each.rows for each in pending}
+    done, total = 0, sum(partition.rows for partition in pending)
     report_progress(_WRITING, done, total, "rows")
     for start in range(0, len(small), wave):  # sorted by size: the tasks of a wave end together
-        tasks = small[start : start + wave]
-        for task, _ in zip(tasks, run(rewrite_partition, tasks), strict=True):
-            done += rows[task.folder]
+        partitions, tasks = zip(*small[start : start + wave], strict=True)
+        for partition, files in zip(partitions, run(rewrite_units, list(tasks)), strict=True):
+            with room_for(destination.uri):
+                destination.land(partition.folder, partition.slug, [file.name for file in files], alone=partition.alone)
+            done += partition.rows
             report_progress(_WRITING, done, total, "rows")
     for partition in large:
         write_large(snapshot, destination, partition, recipe, sizes, run)

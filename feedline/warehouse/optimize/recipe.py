@@ -27,6 +27,7 @@ from feedline.warehouse.parquet.encodings import GOALS, Goal, decoder_name
 from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.parallel import Map
 
 Names = str | Sequence[str]
@@ -136,8 +137,8 @@ def _refuse_unknown(name: str, names: Sequence[str], option: str) -> None:
         raise TableArgumentError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
 
 
-def recipe_for(snapshot: Snapshot, target: str, settings: Settings, before: Footprint, *, map: Map) -> Recipe:
-    """Build the recipe for all partitions of a source, measured `before`.
+def recipe_for(snapshot: Snapshot, claim: Claim, settings: Settings, before: Footprint, *, map: Map) -> Recipe:
+    """Build the recipe for all partitions of a source, measured `before`, of the run that has the claim.
 
     `map` runs the survey of what the snapshot does not tell.
     """
@@ -155,7 +156,7 @@ def recipe_for(snapshot: Snapshot, target: str, settings: Settings, before: Foot
     schema = _target_schema(snapshot, source, table_survey, dict(keys), settings)
     schema = with_field_ids(schema, snapshot.file_schemas)
     return Recipe(
-        uri=target,
+        claim=claim,
         source=source,
         target=schema.with_metadata({key: value for key, value in before.notes.items() if key not in _ABOUT_COLUMNS}),
         encodings=(),

@@ -9,6 +9,7 @@ a key are never separated.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +25,11 @@ from feedline.warehouse.optimize.flattening import Key, flatten
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.repeated_columns import DedupGroups
 from feedline.warehouse.optimize.survey import fragment_of_group, null_paths, required_paths
-from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, WrittenFile, upload
+from feedline.warehouse.parquet.writer import PART_SUFFIX, Encoding, Limits, TableWriter, WrittenFile, upload
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.snapshot.column_facts import contiguous
+from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.retry import with_retries
 
 _READ_ROWS = 1 << 20  # rows decoded at once: row groups are read whole
@@ -35,14 +37,14 @@ _READ_ROWS = 1 << 20  # rows decoded at once: row groups are read whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How every partition is written.
+    """How every partition is written, and by which run.
 
     `source`, `target`: the schemas of rows; `flatten`: per map column the keys that become columns; `dedup`: the groups
     of columns that are stored once per run; `settings`: the fingerprint for the files' notes; `decoder`: that encodings
     are measured with.
     """
 
-    uri: str
+    claim: Claim
     source: pa.Schema
     target: pa.Schema
     encodings: tuple[Encoding, ...]
@@ -75,51 +77,38 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTask:
-    """Units of one partition: all of them, to write and land, or some, to write into its existing staging folder."""
+    """Units of one partition to write into its staging folder: all of them, or some."""
 
     recipe: Recipe
-    folder: str
     slug: str
     sources: str
-    alone: bool
     units: tuple[Unit, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatterTask:
-    """Row groups to divide into buckets, and the spill file for them."""
+    """Row groups to divide into buckets, and the number of the spill file for them."""
 
     recipe: Recipe
     fragments: tuple[Fragment, ...]
     buckets: int
-    path: str
-
-
-def rewrite_partition(task: PartitionTask) -> list[WrittenFile]:
-    """Write a whole partition and make it visible."""
-    target = Target(task.recipe.uri)
-    with room_for(target.uri):
-        stage = target.begin(task.folder, task.slug)
-        try:
-            written = [file for unit in task.units for file in _write_unit(target, task, unit)]
-        except BaseException:
-            if target.is_local:
-                target.remove(stage)
-            raise
-        target.land(task.folder, task.slug, [file.name for file in written], alone=task.alone)
-    return written
+    slug: str
+    number: int
 
 
 def rewrite_units(task: PartitionTask) -> list[WrittenFile]:
     """Write units into their partition's staging folder, without landing."""
-    target = Target(task.recipe.uri)
+    target = Target(task.recipe.claim)
+    target.claim.check()
     with room_for(target.uri):
         return [file for unit in task.units for file in _write_unit(target, task, unit)]
 
 
-def scatter(task: ScatterTask) -> list[int]:
-    """Write a spill file and return the decoded bytes of each bucket."""
-    recipe, target = task.recipe, Target(task.recipe.uri)
+def scatter(task: ScatterTask) -> tuple[str, list[int]]:
+    """Write a spill file; returns its path, and the decoded bytes of each bucket."""
+    recipe, target = task.recipe, Target(task.recipe.claim)
+    target.claim.check()
+    path = f"{target.spill(task.slug)}/{task.number:05d}.{secrets.token_hex(4)}.arrow"  # an attempt's own
     table = pa.concat_tables(list(target_rows(recipe, task.fragments)))
     buckets = buckets_of(key_hashes(table, recipe.cluster_by), task.buckets)
     order = np.argsort(buckets, kind="stable")
@@ -130,8 +119,8 @@ def scatter(task: ScatterTask) -> list[int]:
     sizes = []
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with room_for(target.uri):
-        target.make_folder(task.path.rpartition("/")[0])
-        sink = target.filesystem.open_output_stream(task.path) if target.is_local else pa.BufferOutputStream()
+        target.make_folder(path.rpartition("/")[0])
+        sink = target.filesystem.open_output_stream(path) if target.is_local else pa.BufferOutputStream()
         with pa.ipc.new_file(sink, recipe.target, options=options) as spill:
             for low, high in pairwise(borders):
                 part = rows.take(order[low:high])
@@ -141,8 +130,8 @@ def scatter(task: ScatterTask) -> list[int]:
         if target.is_local:
             sink.close()
         else:
-            upload(target.filesystem, task.path, sink.getvalue())
-    return sizes
+            upload(target.filesystem, path, sink.getvalue())
+    return path, sizes
 
 
 def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Table]:
@@ -186,7 +175,7 @@ def _write_unit(target: Target, task: PartitionTask, unit: Unit) -> list[Written
     recipe = task.recipe
     writer = TableWriter(
         target.filesystem,
-        target.stage(task.folder, task.slug),
+        target.stage(task.slug),
         f"part-{unit.number:04d}",
         schema=recipe.target,
         encodings=recipe.encodings,
@@ -198,7 +187,7 @@ def _write_unit(target: Target, task: PartitionTask, unit: Unit) -> list[Written
             "unit": unit.number,
             "units": unit.units,
         },
-        suffix=target.suffix,
+        suffix=f".{secrets.token_hex(4)}{PART_SUFFIX}",  # an attempt's own
         groups=dict(recipe.dedup),
         keys=recipe.cluster_by,
     )

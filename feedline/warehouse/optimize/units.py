@@ -61,10 +61,8 @@ class Partition:
     def task(self, recipe: Recipe, *units: Unit) -> PartitionTask:
         return PartitionTask(
             recipe=recipe,
-            folder=self.folder,
             slug=self.slug,
             sources=self.sources,
-            alone=self.alone,
             units=units,
         )
 
@@ -172,18 +170,16 @@ def write_large(
     snapshot: Snapshot, target: Target, partition: Partition, recipe: Recipe, sizes: Sizes, map: Map
 ) -> None:
     """Write and land a partition whose units are separate tasks."""
-    spill = target.hidden_path("spill", partition.slug)
     groups = list(_row_groups(snapshot, partition))
     if recipe.cluster_by:
-        units = _scatter_units(partition, groups, recipe, sizes, spill, map)
+        units = _scatter_units(partition, groups, recipe, sizes, map)
     else:
         runs = list(_runs(groups, partition, lambda rows, stored: stored, recipe.limits.file_bytes))
         units = [Unit(number=index, units=len(runs), fragments=run) for index, run in enumerate(runs)]
-    target.begin(partition.folder, partition.slug)
     tasks = [partition.task(recipe, unit) for unit in units]
     names = [file.name for written in map(rewrite_units, tasks) for file in written]
     target.land(partition.folder, partition.slug, names, alone=partition.alone)
-    target.remove(spill)
+    target.remove(target.spill(partition.slug))
 
 
 def join_buckets(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, int]]:
@@ -199,18 +195,18 @@ def join_buckets(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, int]]
 
 
 def _scatter_units(
-    partition: Partition, groups: Sequence[Fragment], recipe: Recipe, sizes: Sizes, spill: str, map: Map
+    partition: Partition, groups: Sequence[Fragment], recipe: Recipe, sizes: Sizes, map: Map
 ) -> list[Unit]:
     decoded_bytes = sizes.decoded_bytes(partition.rows, partition.bytes)
     buckets = min(_MAX_BUCKETS, math.ceil(_BUCKETS_PER_UNIT * decoded_bytes / sizes.unit_bytes))
     runs = _runs(groups, partition, sizes.decoded_bytes, sizes.unit_bytes)
     tasks = [
-        ScatterTask(recipe=recipe, fragments=run, buckets=buckets, path=f"{spill}/{number:05d}.arrow")
+        ScatterTask(recipe=recipe, fragments=run, buckets=buckets, slug=partition.slug, number=number)
         for number, run in enumerate(runs)
     ]
-    totals = np.array(list(map(scatter, tasks)), np.int64).sum(axis=0)
+    spills, sizes_of = zip(*map(scatter, tasks), strict=True)
+    totals = np.array(sizes_of, np.int64).sum(axis=0)
     ranges = join_buckets(totals.tolist(), sizes.unit_bytes)
-    spills = tuple(task.path for task in tasks)
     return [
         Unit(number=number, units=len(ranges), spills=spills, first=first, stop=stop)
         for number, (first, stop) in enumerate(ranges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -13,6 +14,7 @@ from cache_entries import files_of, filled
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.warehouse.cache.entry_file import TEMPORARY_SUFFIX
 from feedline.warehouse.cache.eviction import (
     HALF_LIFE_S,
     Candidate,
@@ -27,6 +29,7 @@ from feedline.warehouse.cache.eviction import (
     touched_ns,
     touches_of,
 )
+from feedline.warehouse.cache.folder_space import FolderSpace
 
 FILE = StoredFileStat(path="a", version="v1", nbytes=4_096, used_s=1_000.0, touches=0, temporary=False)
 
@@ -150,8 +153,9 @@ def test_the_last_file_takes_its_folder_along(tmp_path: Path):
         (60.0, True, False),
         (60.0, False, True),
         (-60.0, False, True),
-        (4_000.0, True, True),
-        (-4_000.0, True, True),
+        (7_200.0, True, False),  # another host's clock
+        (-7_200.0, True, False),
+        (7_200.0, False, True),
     ],
 )
 def test_a_temporary_file_is_abandoned_by_its_age_and_lock(tmp_path: Path, age_s: float, locked: bool, expected: bool):
@@ -163,6 +167,34 @@ def test_a_temporary_file_is_abandoned_by_its_age_and_lock(tmp_path: Path, age_s
     file = replace(FILE, path=str(path), used_s=10_000.0, temporary=True)
     assert is_abandoned(file, 10_000.0 + age_s) is expected
     os.close(number)
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(60.0, False), (7_200.0, True)])
+def test_without_locks_a_temporary_file_is_abandoned_by_its_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, expected: bool
+):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / "a.tmp").touch()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    file = replace(FILE, path=str(tmp_path / "a.tmp"), used_s=10_000.0, temporary=True)
+    assert is_abandoned(file, 10_000.0 + age_s) is expected
+
+
+def test_the_file_of_a_living_writer_stays_whatever_the_clocks_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    filled(tmp_path, groups=1)
+    [path] = files_of(tmp_path)
+    temporary = path.with_name(f".b.entry.0{TEMPORARY_SUFFIX}")
+    temporary.write_bytes(b"half of it")
+    os.utime(temporary, (0, 0))
+    space = FolderSpace(str(tmp_path), None, 0, 0o600)
+    with temporary.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        space.rescan()
+        assert temporary.exists()
+    space.rescan()
+    assert not temporary.exists()
 
 
 def test_a_temporary_file_that_vanished_is_not_abandoned(tmp_path: Path):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -11,9 +12,16 @@ import pytest
 from optimized import CLUSTERED, events, in_arrow, multiset, rewrite, warehouse
 
 from feedline import Table
+from feedline.errors import TableError
 from feedline.warehouse.optimize import landing
-from feedline.warehouse.optimize.landing import Target
+from feedline.warehouse.optimize.landing import Target, target_at
+from feedline.warehouse.optimize.optimize import optimize
+from feedline.warehouse.optimize.recipe import Settings
+from feedline.warehouse.optimize.rewrite import rewrite_units, scatter
+from feedline.warehouse.snapshot.take import take_snapshot
+from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.exchange import exchange
+from feedline.warehouse.storage.locations import list_tree, locate
 
 Files = dict[str, bytes]
 
@@ -60,7 +68,17 @@ def rewritten_under_watch(
         look()
         return done
 
+    def one_by_one(change: Callable[..., None]) -> Callable[..., None]:
+        def changed(self: Claim, files: Iterable[Any]) -> None:
+            for file in files:
+                change(self, [file])
+                look()
+
+        return changed
+
     monkeypatch.setattr(Target, "land", watched)
+    for name in ("move", "delete"):
+        monkeypatch.setattr(Claim, name, one_by_one(getattr(Claim, name)))
     monkeypatch.setattr(landing, "exchange", exchanged, raising=False)
     report = rewrite(source, target, **{**CLUSTERED, "row_group_rows": 100, "file_bytes": 6_000})
     monkeypatch.undo()
@@ -121,3 +139,57 @@ def test_a_partition_inside_another_survives_its_replacement(tmp_path: Path, mon
         monkeypatch.setattr(Target, "_has_folders", lambda *_: False)
     expected = multiset(Table(str(source)).read())
     assert multiset(Table(str(target)).read()) == expected
+
+
+@pytest.mark.parametrize("kind", ["local", "store"])
+def test_what_tasks_of_a_replaced_run_write_stays_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A run is stopped before its first partition lands; another one writes the table as it is by now."""
+    source, out = warehouse(tmp_path / "in", days=2), tmp_path / "out"
+    target = str(out) if kind == "local" else f"memory:/{out}"
+    land, late = Target.land, []
+
+    def stopped(self: Target, *args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(Target, "land", land)
+        pq.write_table(events(70, seed=9), source / "ds=2026-01-01" / "0.parquet")
+        optimize(take_snapshot(str(source)), target, Settings(**CLUSTERED), threads=1)
+        late.append(f"{self.stage('late')}/part-0000-00000.0.parquet.part")  # of a task that still runs
+        with self.filesystem.open_output_stream(late[0]) as sink:
+            sink.write(b"late")
+        land(self, *args, **kwargs)
+
+    snapshot = take_snapshot(str(source))
+    monkeypatch.setattr(Target, "land", stopped)
+    with pytest.raises(TableError, match=r"out is no longer this run's: got none, expected the claim of"):
+        optimize(snapshot, target, Settings(**CLUSTERED), threads=1)
+    assert late
+    assert multiset(Table(target).read()) == multiset(Table(str(source)).read())
+    assert not [info.path for info in list_tree(locate(target)) if landing.HIDDEN in info.path]
+
+
+def test_a_task_of_a_replaced_run_ends_before_it_reads(tmp_path: Path) -> None:
+    old, new = (target_at(str(tmp_path)) for _ in range(2))
+    old.claim.take()
+    new.claim.take()
+    recipe = SimpleNamespace(claim=old.claim)
+    for function in (rewrite_units, scatter):
+        with pytest.raises(TableError, match=rf"got that of {new.claim.run}, expected the claim of {old.claim.run}"):
+            function(SimpleNamespace(recipe=recipe))
+
+
+def test_an_attempt_that_was_repeated_leaves_nothing_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was taken for dead writes on, below its own name."""
+    source, target = warehouse(tmp_path / "in", days=1), tmp_path / "out"
+    land = Target.land
+
+    def twice(self: Target, folder: str, slug: str, names: list[str], **kwargs: Any) -> None:
+        Path(self.stage(slug), "part-0000-00000.0.parquet.part").write_bytes(b"half of it")
+        land(self, folder, slug, names, **kwargs)
+
+    monkeypatch.setattr(Target, "land", twice)
+    rewrite(source, target, **CLUSTERED)
+    assert multiset(in_arrow(target)) == multiset(in_arrow(source))
+    assert [path.name for path in target.rglob("*") if path.is_file()] == ["part-0000-00000.parquet"]

@@ -193,7 +193,7 @@ def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path: Path, monkeypa
 
 def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = warehouse(tmp_path / "in"), tmp_path / "out"
-    rewritten: Callable[..., Any] = rewriting.rewrite_partition
+    rewritten: Callable[..., Any] = rewriting.rewrite_units
 
     def run(function: Callable[[Any], Any], tasks: list[Any]) -> list[Any]:
         if function is rewritten:
