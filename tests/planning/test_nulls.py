@@ -132,6 +132,19 @@ def test_rows_that_the_tail_drops_may_be_the_ones_with_nulls(tmp_path: Path):
         Pipeline.from_yaml(pipeline(tmp_path), tail).batches()
 
 
+def test_a_row_that_the_tail_drops_raises_what_its_block_raises(tmp_path: Path):
+    """The last of 6,000 rows is in no step of 64 rows; its block has others. Alone in a block it is not computed."""
+    write(tmp_path / "t", day2={"y": with_nulls(ROWS - 1)})
+    tail = {"batch.tail": "drop"}
+    with pytest.warns(UserWarning, match="got 1 in 1 of 3 files"), pytest.raises(DataError, match="'y' holds a null"):
+        list(Pipeline.from_yaml(pipeline(tmp_path), tail).batches())
+    alone = {**tail, "source.where": "id >= 5935 and day == 2", "source.split_rows": 1}
+    whole = pa.table({"x": [1.0] * 65, "y": with_nulls(64)[:65], "id": np.arange(5935, 6000)})
+    pq.write_table(whole, tmp_path / "t" / "day=2" / "data.parquet", row_group_size=64)
+    with pytest.warns(UserWarning, match="got 1 in 1 of 1 files"):
+        assert len(list(Pipeline.from_yaml(pipeline(tmp_path), alone).batches())) == 1
+
+
 def test_a_column_that_files_lack_is_listed(tmp_path: Path):
     write(tmp_path / "t", day1={"C4": np.arange(ROWS)}, day2={"C4": np.arange(ROWS)})
     filled = {"categorical": {"C4": [{"fill_null": 0}]}, **LABEL}
