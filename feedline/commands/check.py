@@ -208,7 +208,7 @@ def run_check(spec: PipelineSpec, *, deep: bool = False, all_columns: bool = Fal
     `deep`: decode every page of the columns that the pipeline reads, or of all columns with `all_columns`.
     """
     began = time.perf_counter()
-    listing = listing_of_source(spec.source)
+    listing = listing_of_source(spec)
     columns: tuple[str, ...] = ()
     with pipeline_cluster(spec, computes=False) as cluster:
         map = None if cluster is None else partial(_on_cluster, cluster)

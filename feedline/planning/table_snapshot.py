@@ -58,7 +58,7 @@ def fresh_snapshot(
 ) -> Snapshot:
     """A new snapshot of the table that `source` names, whatever `source.snapshot` says; of a followed table, of what
     has landed. `unread`: leaves out what earlier epochs have read. `rules`: in place of `source.schema`'s."""
-    listing = landed_listing(spec) if spec.source.follow is not None else listing_of_source(spec.source)
+    listing = landed_listing(spec) if spec.source.follow is not None else listing_of_source(spec)
     for keep in (unread, filter_listing):
         listing = keep(listing) if keep is not None else listing
     rules = schema_rules(spec.source) if rules is None else rules
@@ -74,7 +74,7 @@ def landing_of(spec: PipelineSpec, *, now_ns: Callable[[], int] = time.time_ns) 
     until_ns = None if follow.until is None else int(moment_of(follow.until).timestamp() * 1e9)
     logged = follow.landed == LOG
     ended = logged and until_ns is not None and now > until_ns
-    listing = listing_of_source(source.model_copy(update={"as_of": follow.until}) if ended else source)
+    listing = listing_of_source(spec, source.model_copy(update={"as_of": follow.until}) if ended else source)
     rule = LandingRule(logged=logged, quiet_s=follow.quiet_s, now_ns=now, until_ns=until_ns)
     try:
         return landed(listing, rule)
@@ -113,8 +113,15 @@ def cache_ref(cache: CacheSpec) -> CacheRef:
     )
 
 
-def listing_of_source(source: SourceSpec) -> Listing:
-    """The files that `source` names."""
+def listing_of_source(spec: PipelineSpec, source: SourceSpec | None = None) -> Listing:
+    """The files that `source` names (default: the spec's). Raises TableArgumentError where the pipeline writes files
+    that would be the table's."""
+    source = spec.source if source is None else source
+    apart = {"work_dir": spec.work_dir}
+    if spec.artifacts.folder is not None:
+        apart["artifacts"] = spec.artifacts.folder
+    if spec.cache is not None:
+        apart["cache.dir"] = spec.cache.folder
     return list_table(
         source.table,
         format=source.format,
@@ -122,6 +129,7 @@ def listing_of_source(source: SourceSpec) -> Listing:
         snapshot_id=source.snapshot_id,
         as_of=source.as_of,
         partitions=source.partitions,
+        apart=apart,
     )
 
 

@@ -16,6 +16,7 @@ from processes import ended_here
 from warehouse_samples import write
 
 from feedline import Pipeline
+from feedline.commands.check import run_check
 from feedline.errors import SpecError, TableChangedError, TableError
 from feedline.loader.wire.facts import Hello
 from feedline.planning.table_snapshot import freeze
@@ -169,3 +170,33 @@ def test_a_work_dir_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "work").write_text("a file in its place")
     with pytest.raises(SpecError, match=r"p\.yaml:4.*work_dir: cannot be written"):
         pipeline.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("work_dir", {"work_dir": "t/state"}),
+        ("artifacts", {"artifacts": "t/month=9/fits"}),
+        ("cache.dir", {"cache": {"dir": "t/kept"}}),
+    ],
+)
+def test_what_a_pipeline_writes_is_no_part_of_its_table(tmp_path: Path, key: str, changes: dict[str, Any]) -> None:
+    document = {**json.loads(Path(small(tmp_path).spec.file).read_text()), **changes}
+    (tmp_path / "p.yaml").write_text(json.dumps(document))
+    pipeline = Pipeline.from_yaml(tmp_path / "p.yaml")
+    refused = pytest.raises(SpecError, match=rf"{key} lies in the table: got .*Move it, or begin its name with a dot")
+    for use in (pipeline.snapshot, pipeline.fit, pipeline.plan, lambda: run_check(pipeline.spec)):
+        with refused:
+            use()
+    assert sorted(path.name for path in (tmp_path / "t").rglob("*")) == [
+        "f.parquet",
+        "f.parquet",
+        "month=10",
+        "month=9",
+    ]
+    document = {**document, "sources": [{"name": name, "table": name, "weight": 1} for name in ("u", "t")]}
+    write(tmp_path / "u", {"month=1/f.parquet": pa.table({"x": [1], "y": [0]})})
+    del document["source"], document["features"]["extra"], document["batch"]["tail"]
+    (tmp_path / "p.yaml").write_text(json.dumps(document))
+    with refused:
+        Pipeline.from_yaml(tmp_path / "p.yaml").plan()

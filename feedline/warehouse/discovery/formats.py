@@ -26,19 +26,20 @@ def list_table(
     snapshot_id: int | None = None,
     as_of: str | None = None,
     partitions: Mapping[str, str] | None = None,
+    apart: Mapping[str, str] | None = None,
 ) -> Listing:
     """List a table: `hive` lists folders, a `manifest` names files, `delta` and `iceberg` read the table's log; `auto`
     reads the log of a folder that has one, and lists others.
 
     `version` (delta), `snapshot_id` (iceberg) and `as_of` (both) name an older state. `partitions`: types of the keys
-    of `hive` and `manifest`; the other formats have a schema. Raises SpecError for arguments that exclude each other,
-    and the errors of the format's listing.
+    of `hive` and `manifest`; the other formats have a schema. `apart`: as in `hive.discover`. Raises SpecError for
+    arguments that exclude each other, and the errors of the format's listing.
     """
     _refuse_mixtures(table, format, {"version": version, "snapshot_id": snapshot_id, "as_of": as_of}, partitions)
     if format == "auto":
         if version is None and snapshot_id is None and as_of is None and not _is_metadata(table):
             try:
-                return discover(table, partitions=partitions)
+                return discover(table, partitions=partitions, apart=apart)
             except TableError as error:
                 format = _format_of(table, error)
         else:
@@ -47,7 +48,7 @@ def list_table(
             )
         _refuse_mixtures(table, format, {"as_of": as_of}, partitions)
     if format == "hive":
-        return discover(table, partitions=partitions)
+        return discover(table, partitions=partitions, apart=apart)
     assert isinstance(table, str)
     if format == "manifest":
         return discover_manifest(table, partitions=partitions)

@@ -15,6 +15,7 @@ refused, and so is a file that two paths lead to (`links`).
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
-from feedline.errors import TableError, TableNotFoundError
+from feedline.errors import TableArgumentError, TableError, TableNotFoundError
 from feedline.progress import report_progress
 from feedline.warehouse.discovery.links import LISTING, Walk, links_among, refuse_same_files, walk
 from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log
@@ -105,7 +106,7 @@ class _NamedFiles:
     """The files that one of the user's names stands for, and the folder that its path fixes (`anchor`).
 
     `logs`: as in `logs.logs_above`, of a folder that was listed. `links`, `duplicates`: as in `links.Walk`. `markers`:
-    folders with a file `_SUCCESS`, and its mtime_ns.
+    folders with a file `_SUCCESS`, and its mtime_ns. `apart`: as in `discover`, those that are not.
     """
 
     location: Location
@@ -118,26 +119,34 @@ class _NamedFiles:
     links: frozenset[str] = frozenset()
     duplicates: Mapping[str, str] = field(default_factory=dict)
     markers: Mapping[str, int] = field(default_factory=dict)
+    apart: tuple[str, ...] = ()
 
 
-def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None = None) -> Listing:
-    """List a table. `partitions`: types of its keys, see `partitions.KEY_TYPES`.
+def discover(
+    table: str | Sequence[str], *, partitions: Mapping[str, str] | None = None, apart: Mapping[str, str] | None = None
+) -> Listing:
+    """List a table. `partitions`: types of its keys, see `partitions.KEY_TYPES`. `apart`: folders that others write to,
+    by what names them.
 
     Raises TableNotFoundError if a name does not exist or no Parquet file is found, TableError if a folder may not be
-    read, the names are on several filesystems, or a partition's value does not fit its type.
+    read, the names are on several filesystems, or a partition's value does not fit its type, TableArgumentError if
+    files of a folder in `apart` would be read as the table's.
     """
     names = [table] if isinstance(table, str) else list(table)
     if not names:
         raise TableError("list of files is empty: expected at least one file, folder or glob")
     uris = [absolute(name) for name in names]
     _refuse_several_stores(uris)
-    entries = [_find(uri) for uri in uris]
+    entries = [_find(uri, apart or {}) for uri in uris]
     first = entries[0].location
     infos = {info.path: info for entry in entries for info in entry.files}
     ignored = sorted({path for entry in entries for path in entry.ignored})
     if not infos:
         raise _no_parquet_error(redact(first.uri), ignored)
     _refuse_files_with_log(entries, infos, named=isinstance(table, str) and not entries[0].is_folder)
+    for uri, entry in zip(uris, entries, strict=True):
+        for name in entry.apart:
+            raise _not_apart_error(name, (apart or {})[name], uri)
     if is_local(first.filesystem) and (len(entries) > 1 or entries[0].links or entries[0].duplicates):
         duplicates = {folder: first for entry in entries for folder, first in entry.duplicates.items()}
         refuse_same_files(infos, {link for entry in entries for link in entry.links}, duplicates)
@@ -189,7 +198,7 @@ def _refuse_several_stores(uris: list[str]) -> None:
             )
 
 
-def _find(uri: str) -> _NamedFiles:
+def _find(uri: str, apart: Mapping[str, str]) -> _NamedFiles:
     location = _locate_existing(uri)
     if location is not None:
         info = _info(location)
@@ -200,12 +209,12 @@ def _find(uri: str) -> _NamedFiles:
                 )
             links = links_among([info.path]) if is_local(location.filesystem) else ()
             return _NamedFiles(location, parent(location.path), (info,), is_folder=False, links=frozenset(links))
-        return _folder(location)
+        return _folder(location, apart)
     base, pattern = _split_glob(uri)
     folder = _locate_existing(base) if pattern else None
     if folder is None:
         raise TableNotFoundError(f"{redact(uri)} does not exist: expected a Parquet file, a folder of them or a glob")
-    return _filter_by_glob(_folder(folder), pattern)
+    return _filter_by_glob(_folder(folder, apart, pattern), pattern)
 
 
 def _locate_existing(uri: str) -> Location | None:
@@ -222,7 +231,7 @@ def _info(location: Location) -> pafs.FileInfo:
         return with_retries(lambda: files.get_file_info(location.path), files, name, verb="listed")
 
 
-def _folder(location: Location) -> _NamedFiles:
+def _folder(location: Location, apart: Mapping[str, str], pattern: str = "") -> _NamedFiles:
     root, local = location.path, is_local(location.filesystem)
     report_progress(LISTING, 0, None, "files")
     with explain_errors(redact(location.uri)):
@@ -257,7 +266,27 @@ def _folder(location: Location) -> _NamedFiles:
         links=frozenset(tree.links),
         duplicates=tree.duplicates,
         markers=markers,
+        apart=tuple(name for name, uri in apart.items() if _would_read(location, tree, pattern, uri)),
     )
+
+
+def _would_read(table: Location, tree: Walk, pattern: str, folder: str) -> bool:
+    """Whether the table has the files of another folder, which need not exist yet. tree: of the table's folder."""
+    location = locate(absolute(folder))
+    if location.filesystem.type_name != table.filesystem.type_name:
+        return False
+    local = is_local(location.filesystem)
+    entered = tree.entered if local else {table.path: table.path}
+    above, below = os.path.realpath(location.path) if local else location.path, ""
+    while above not in entered:  # the nearest folder of the table, also through a link in it
+        if not above.strip("/"):
+            return False
+        above, name = parent(above), above.rpartition("/")[2]
+        below = join(name, below) if below else name
+    segments = [each for each in (*_relative(entered[above], table.path).split("/"), *below.split("/")) if each]
+    if any(is_hidden(segment) for segment in segments):
+        return False
+    return not pattern or _glob_matches(pattern.split("/"), [*segments, "folder", "file.parquet"])
 
 
 def _not_a_file_error(info: pafs.FileInfo) -> TableError:
@@ -383,6 +412,13 @@ def _tag(listing: Listing, folder: Location) -> Listing:
 def _etag(detail: Mapping[str, Any]) -> str | None:
     tag = next((detail[name] for name in _TAGS if detail.get(name)), None)
     return None if tag is None else str(tag)
+
+
+def _not_apart_error(name: str, folder: str, table: str) -> TableArgumentError:
+    return TableArgumentError(
+        f"{name} lies in the table: got {redact(folder)}, whose files {redact(table)} would read as rows, expected a "
+        "folder beside the table, or one with a hidden name. Move it, or begin its name with a dot"
+    )
 
 
 def _no_parquet_error(where: str, ignored: list[str]) -> TableNotFoundError:

@@ -28,12 +28,13 @@ class Walk:
     """The files and folders below a folder.
 
     `links`: paths of files that are links. `duplicates`: folders that were not entered, each with the path by which the
-    walk entered them before.
+    walk entered them before. `entered`: by the real path of each folder that is not hidden, the path of the walk.
     """
 
     infos: list[pafs.FileInfo] = field(default_factory=list)
     links: set[str] = field(default_factory=set)
     duplicates: dict[str, str] = field(default_factory=dict)
+    entered: dict[str, str] = field(default_factory=dict)
 
 
 def walk(root: str) -> Walk:
@@ -42,7 +43,6 @@ def walk(root: str) -> Walk:
     A dangling link has the type NotFound, a pipe or a device the type Unknown. Raises OSError.
     """
     tree = Walk()
-    entered: dict[str, str] = {}
     folders = [(root, os.path.realpath(root), False)]
     links: deque[str] = deque()
     while folders or links:
@@ -52,10 +52,10 @@ def walk(root: str) -> Walk:
             path, hidden = links.popleft(), False
             real = os.path.realpath(path)
         if not hidden:  # a hidden folder has no table files, so a link from outside may still lead there
-            if real in entered:
-                tree.duplicates[path] = entered[real]
+            if real in tree.entered:
+                tree.duplicates[path] = tree.entered[real]
                 continue
-            entered[real] = path
+            tree.entered[real] = path
         report_progress(LISTING, len(tree.infos), None, "files")
         with os.scandir(path) as entries:
             for entry in entries:

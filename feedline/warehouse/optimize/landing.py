@@ -30,7 +30,7 @@ from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, redact
+from feedline.warehouse.storage.locations import absolute, join, list_tree, locate, redact, split_options
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 HIDDEN = "_feedline"
@@ -207,10 +207,13 @@ def is_complete(files: Sequence[TargetFile], settings: str, sources: str) -> boo
 
 def refuse_overlap(sources: Sequence[str], target: str) -> None:
     """Raise TableArgumentError if a source (of a glob, its folder) contains the target or lies within it."""
-    target_path = _resolve(absolute(target))
+    store, target_path = _resolve(target)
     for source in sources:
-        pair = _resolve(absolute(source)), target_path
-        if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pair, pair[::-1])):
+        source_store, source_path = _resolve(source)
+        pair = source_path, target_path
+        if source_store == store and any(
+            inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pair, pair[::-1])
+        ):
             raise TableArgumentError(
                 f"source and target overlap: got {redact(source)} and {redact(target)}, expected two folders, neither "
                 "inside the other. Name another target"
@@ -243,6 +246,9 @@ def _visible_name(name: str) -> str:
     return name.partition(".")[0] + SUFFIX  # without the attempt: part-0000-00000.8d1f03aa.parquet.part
 
 
-def _resolve(uri: str) -> str:
-    """Resolve links, and drop connection options and everything from the first wildcard of a glob on."""
-    return _WILDCARD.sub("", redact(uri)) if is_uri(uri) else os.path.realpath(_WILDCARD.sub("", uri))
+def _resolve(name: str) -> tuple[str, str]:
+    """The kind of store, and the path on it: without links, and without everything from the first wildcard on."""
+    address, options = split_options(absolute(name))
+    location = locate((_WILDCARD.sub("", address) or "/") + options)
+    local = is_local(location.filesystem)
+    return location.filesystem.type_name, os.path.realpath(location.path) if local else location.path.rstrip("/")

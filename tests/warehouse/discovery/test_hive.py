@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.errors import TableError, TableNotFoundError
+from feedline.errors import TableArgumentError, TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import discover, listing_of
 from feedline.warehouse.discovery.partitions import NULL_VALUE, typed_columns
 from feedline.warehouse.storage.locations import Location, absolute, ancestor, locate, redact
@@ -217,3 +217,61 @@ def test_etags_are_those_of_the_store(tmp_path: Path, monkeypatch: pytest.Monkey
     assert discover(str(tmp_path)).files["etag"].to_pylist() == ['"f.parquet"', '"g.parquet"']
     monkeypatch.undo()
     assert "etag" not in discover(str(tmp_path)).files.schema.names
+
+
+@pytest.mark.parametrize(
+    ("table", "folder", "is_read"),
+    [
+        ("t", "t/state", True),
+        ("t", "t", True),
+        ("t", "t/ds=1/state", True),
+        ("t", "t/.state", False),
+        ("t", "t/.state/more", False),
+        ("t", "t/_state", False),
+        ("t", "t/_k=1/state", True),  # a key
+        ("t", "state", False),
+        ("t", ".", False),
+        ("t", "t-state", False),
+        ("t/", "link/state", True),
+        ("link", "t/state", True),
+        ("t", "elsewhere/state", True),  # t/more is a link to elsewhere
+        ("t", "t/more/state", True),
+        ("file://t", "t/state", True),
+        ("t/ds=*/*.parquet", "t/state", False),
+        ("t/ds=*", "t/ds=1/state", True),
+        ("t/**/*.parquet", "t/state", True),
+        (["t/ds=1/a.parquet", "t/ds=2/b.parquet"], "t/state", False),
+        (["t/ds=1", "t/ds=2"], "t/ds=2/state", True),
+        (["t/ds=1", "t/ds=2"], "t/state", False),
+    ],
+)
+def test_folders_apart_are_none_of_the_table(
+    tmp_path: Path, table: str | list[str], folder: str, is_read: bool
+) -> None:
+    touch(tmp_path, "t/ds=1/a.parquet", "t/ds=2/b.parquet", "elsewhere/c.parquet")
+    (tmp_path / "t" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "link").symlink_to(tmp_path / "t")
+
+    def named(name: str) -> str:
+        return f"file://{tmp_path}/{name[7:]}" if name.startswith("file://") else f"{tmp_path}/{name}"
+
+    names = named(table) if isinstance(table, str) else [named(name) for name in table]
+    apart = {"work_dir": str(tmp_path / "nowhere"), "artifacts": named(folder), "cache.dir": "memory://t"}
+    if not is_read:
+        assert discover(names, apart=apart).files == discover(names).files
+        return
+    for exists in (False, True):
+        with pytest.raises(TableArgumentError, match=r"artifacts lies in the table: got .*, expected a folder beside"):
+            discover(names, apart=apart)
+        if not exists and "more" not in folder:
+            touch(tmp_path, f"{folder}/new.parquet")
+
+
+def test_folders_apart_in_a_store(tmp_path: Path) -> None:
+    table = f"memory:/{tmp_path}/t"
+    with locate(table).filesystem.open_output_stream(f"{tmp_path}/t/a.parquet") as sink:
+        sink.write(b"x")
+    for folder in (f"{tmp_path}/t/state", f"memory:/{tmp_path}/t2", f"memory:/{tmp_path}/t/.state"):
+        assert len(discover(table, apart={"work_dir": folder}).files) == 1
+    with pytest.raises(TableArgumentError, match=r"work_dir lies in the table: got memory:.*/t/state, whose files"):
+        discover(table, apart={"work_dir": f"memory:/{tmp_path}/t/state"})

@@ -14,7 +14,7 @@ from optimized import CLUSTERED, events, in_arrow, multiset, rewrite, warehouse
 from feedline import Table
 from feedline.errors import TableError
 from feedline.warehouse.optimize import landing
-from feedline.warehouse.optimize.landing import Target, target_at
+from feedline.warehouse.optimize.landing import Target, refuse_overlap, target_at
 from feedline.warehouse.optimize.optimize import optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.rewrite import rewrite_units, scatter
@@ -193,3 +193,20 @@ def test_an_attempt_that_was_repeated_leaves_nothing_in_the_table(
     rewrite(source, target, **CLUSTERED)
     assert multiset(in_arrow(target)) == multiset(in_arrow(source))
     assert [path.name for path in target.rglob("*") if path.is_file()] == ["part-0000-00000.parquet"]
+
+
+def test_a_target_in_its_source_is_refused_whatever_the_two_are_called(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "t")
+    here, uri = str(tmp_path / "t"), f"file://{tmp_path}/t"
+    for source, target in (
+        (uri, f"{here}/out"),
+        (here, f"{uri}/out"),
+        (f"{here}/*", uri),
+        (str(tmp_path / "link"), uri),
+    ):
+        with pytest.raises(TableError, match="source and target overlap"):
+            refuse_overlap([str(tmp_path / "other"), source], target)
+    refuse_overlap([here, "memory://t"], f"{here}-out")
+    with pytest.raises(TableError, match="source and target overlap"):
+        refuse_overlap(["memory://t/*.parquet"], "memory://t/out")
