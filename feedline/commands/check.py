@@ -271,7 +271,7 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
         return tuple(findings.schema.names)
     schema = findings.table_schema()
     needed = source_columns(schema, sorted(read_columns_of(spec, schema).columns(schema)))
-    return tuple(name for name in needed if name in schema.names and name not in findings.listing.partition)
+    return tuple(name for name in needed if name in schema.names and name not in findings.partition)
 
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:

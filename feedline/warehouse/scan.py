@@ -24,6 +24,7 @@ from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, gather
 from feedline.warehouse.reading.read import decode_fragment
 from feedline.warehouse.selection.missing_columns import files_asked, has
 from feedline.warehouse.snapshot.footer_tasks import FOOTERS, read_footers
+from feedline.warehouse.snapshot.held_keys import HeldKey, held_keys
 from feedline.warehouse.snapshot.packed_facts import FactBlock
 from feedline.warehouse.snapshot.take import partition_values
 from feedline.warehouse.storage.locations import join, redact
@@ -82,12 +83,19 @@ class Findings:
     @property
     def partition(self) -> dict[str, pa.Array]:
         """The partition keys' values, file by file, typed as in a snapshot."""
-        return partition_values(self.listing, self.schema)
+        held = self.held()
+        values = partition_values(self.listing, self.schema)
+        return {name: column for name, column in values.items() if name not in held}
+
+    def held(self) -> dict[str, HeldKey]:
+        """The keys that files hold whose paths lack them."""
+        return held_keys(self.listing, [(schema, np.array(files, np.int64)) for schema, files in self.kinds])
 
     def table_schema(self) -> pa.Schema:
         """The files' columns, then the partition keys, as a snapshot has them."""
-        keys = [pa.field(name, column.type) for name, column in self.partition.items()]
-        return pa.schema([*(field for field in self.schema if field.name not in self.listing.partition), *keys])
+        partition = self.partition
+        keys = [pa.field(name, column.type) for name, column in partition.items()]
+        return pa.schema([*(field for field in self.schema if field.name not in partition), *keys])
 
     def good_files(self) -> list[str]:
         faulty = {bad.file for bad in self.bad} | {problem.file for problem in self.problems}
@@ -146,14 +154,14 @@ def check_presence(findings: Findings, columns: Collection[str], where: BoundExp
     rows = np.zeros(len(findings.listing.files), np.int64)
     for index, footer in findings.footers.items():
         rows[index] = sum(footer.rows)
-    in_use = files_asked(partition, rows, where)
+    in_use, held = files_asked(partition, rows, where), findings.held()
     for schema, indices in findings.kinds:
         missing = [name for name in columns if name not in partition and not has(schema, name, table)]
-        if missing:
-            reason = f"lacks {', '.join(map(repr, missing))}, which the pipeline reads (source.schema.missing: error)"
-            findings.problems += [
-                Problem(file=findings.name(index), reason=reason) for index in indices if in_use[index]
-            ]
+        for index in indices if missing else ():
+            here = [name for name in missing if name not in held or not held[name].in_path[index]]
+            if here and in_use[index]:
+                reason = f"lacks {', '.join(map(repr, here))}, which the pipeline reads (source.schema.missing: error)"
+                findings.problems.append(Problem(file=findings.name(index), reason=reason))
 
 
 def check_pages(findings: Findings, columns: Sequence[str], *, map: Map | None, decoder: str = "auto") -> None:

@@ -23,13 +23,14 @@ def types_to_declare(before: Snapshot, after: Snapshot) -> dict[str, pa.DataType
         here = after.schema.field(field.name) if field.name in after.schema.names else None
         if here is not None and here.type == field.type:
             continue
-        if field.name in before.partition_columns:
+        if field.name in before.partition_columns or field.name in after.partition_columns:
             raise _key_error(after, field, here)
         _refuse_files(after, field, here)
         changed.append(field.name)
     if not changed:
         return {}
-    return {name: before.schema.field(name).type for name in before.file_columns}
+    keys = after.partition_columns  # also of a key that files of an earlier epoch held themselves
+    return {name: before.schema.field(name).type for name in before.file_columns if name not in keys}
 
 
 def _key_error(after: Snapshot, field: pa.Field, here: pa.Field | None) -> TableError:

@@ -361,10 +361,10 @@ def listing_of(
 ) -> Listing:
     """The listing of files (by their paths) below a root, given by its URI and its path on the filesystem."""
     start = len(root) + (not root.endswith("/")) if root else 0
-    paths = sorted((path[start:] for path in infos), key=lambda path: path.split("/"))
+    paths = [path[start:] for path in infos]
     prefix = next(iter(infos), "")[:start]
     partition = typed_columns(paths, partitions)
-    order = _table_order(len(paths), partition)
+    order = table_order([path.split("/") for path in paths], partition)
     ordered = [infos[prefix + paths[i]] for i in order.tolist()]
     columns = {
         "path": pa.array([paths[i] for i in order.tolist()], pa.string()),
@@ -380,9 +380,11 @@ def listing_of(
     )
 
 
-def _table_order(files: int, partition: dict[str, pa.Array]) -> npt.NDArray[np.int64]:
-    """The order by typed partition values, nulls last, stable in path order."""
-    ranks = [np.arange(files)]
+def table_order(paths: Sequence[list[str]], partition: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
+    """The order by typed partition values, nulls last, then by path. paths: as segments."""
+    place = np.empty(len(paths), np.int64)
+    place[sorted(range(len(paths)), key=paths.__getitem__)] = np.arange(len(paths))
+    ranks = []
     for column in partition.values():
         coded = column.dictionary_encode()
         by_value = pc.sort_indices(coded.dictionary).to_numpy()
@@ -391,7 +393,7 @@ def _table_order(files: int, partition: dict[str, pa.Array]) -> npt.NDArray[np.i
         rank[-1] = len(by_value)  # the rank of null
         codes = coded.indices.fill_null(len(by_value)).to_numpy()
         ranks.append(rank[codes])
-    return np.lexsort((ranks[0], *reversed(ranks[1:])))
+    return np.lexsort((place, *reversed(ranks)))
 
 
 def _tag(listing: Listing, folder: Location) -> Listing:

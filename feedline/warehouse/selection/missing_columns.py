@@ -20,6 +20,7 @@ from feedline.expressions.column_parts import Key, flattened_column, has_column,
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.selection.column_bounds import key_statistics
 from feedline.warehouse.selection.pruning import prune
+from feedline.warehouse.snapshot.held_keys import spelled_in
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 
@@ -41,11 +42,14 @@ def first_absence(
 
 
 def files_without(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:
-    """Return the files that lack a column or column part (int64 [n], indices of `files`)."""
+    """Return the files that lack a column or column part (int64 [n], indices of `files`), and have no such key."""
     lacking = np.array([not has(schema, name, snapshot.schema) for schema in snapshot.file_schemas], np.bool_)
     if not lacking.any():
         return np.empty(0, np.int64)
-    return np.flatnonzero(lacking[snapshot.files["schema"].to_numpy()])
+    files = lacking[snapshot.files["schema"].to_numpy()]
+    if name in snapshot.path_keys:
+        files &= ~spelled_in(snapshot.files["path"], name)
+    return np.flatnonzero(files)
 
 
 def has(file: pa.Schema, name: str, table: pa.Schema) -> bool:

@@ -77,6 +77,15 @@ def assemble(parts: Sequence[SnapshotPart]) -> Assembly:
     )
 
 
+def in_order(whole: Assembly, order: npt.NDArray[np.int64]) -> Assembly:
+    """The same files in another order: of each, its index so far."""
+    index = np.empty(len(order), np.int64)
+    index[order] = np.arange(len(order))
+    files = whole.files.add_column(0, "file", pa.array(index))
+    row_groups = whole.row_groups.select(["rows", "bytes"])
+    return assemble([SnapshotPart(files=files, schemas=whole.schemas, row_groups=row_groups, facts=whole.facts)])
+
+
 def unchanged_files(listing: Listing, last: SnapshotPart, *, kept: set[str], taken_ns: int) -> npt.NDArray[np.int64]:
     """For each listed file its index in the last snapshot if it is unchanged, else -1: then its footer must be read.
 

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.resources.cgroups import available_cores
 from feedline.warehouse.cache.cache_folder import CacheRef
+from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, contiguous
 from feedline.warehouse.storage import content_store
@@ -31,6 +32,7 @@ from feedline.warehouse.storage.locations import absolute, join, redact
 from feedline.warehouse.storage.parallel import in_threads
 
 _VERSION = 1
+_WITH_PATH_KEYS = b"2"  # of files that versions before these keys would misread
 _ID = re.compile(r"[0-9a-f]{64}")
 # Columns of a saved snapshot that are read at once, where one takes longer than a thread's start: each is decompressed
 # and verified by itself, and holds a few hundred megabytes per ten million row groups.
@@ -44,7 +46,8 @@ class Snapshot:
 
     `uri`: the root. `schema`: the files' columns, then the partition columns. `files`: path (below the root), bytes,
     mtime_ns, etag (if the store has one), footer_digest (binary), footer_bytes, rows, row_groups, schema (int32, an
-    index of `file_schemas`) and, if the table has partition keys, the struct `partition`. `row_groups`: file, row_group
+    index of `file_schemas`) and, if the table has partition keys, the struct `partition`, and if files hold keys that
+    their paths lack (`held_keys`), the struct `path_keys` of the paths' values. `row_groups`: file, row_group
     (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: the number of files skipped
     because of their suffix. `logged`: partition values come from a table's log, not from the paths. `stored_names`: of
     the columns in files, if the log maps them (None: those of `schema`). `home`: the work_dir that it was loaded from.
@@ -98,11 +101,25 @@ class Snapshot:
     def file_columns(self) -> tuple[str, ...]:
         return tuple(self.schema.names[: len(self.schema.names) - len(self.partition_columns)])
 
+    @property
+    def path_keys(self) -> tuple[str, ...]:
+        """The file columns whose values the path has of some files, and the file of others."""
+        names = self.files.schema.names
+        return tuple(part.name for part in self.files.schema.field("path_keys").type) if "path_keys" in names else ()
+
     def partition_of(self, file: int) -> tuple[tuple[str, object], ...]:
-        if not self.partition_columns:
-            return ()
-        values = contiguous(self.files["partition"])[file].as_py()
-        return tuple((name, values[name]) for name in self.partition_columns)
+        """The keys whose values the file's path has, not the file, with these."""
+        found: list[tuple[str, object]] = []
+        if self.partition_columns:
+            values = contiguous(self.files["partition"])[file].as_py()
+            found += [(name, values[name]) for name in self.partition_columns]
+        if names := self.path_keys:
+            values, spelled = contiguous(self.files["path_keys"])[file].as_py(), keys_of_path(self._path(file))
+            found += [(name, values[name]) for name in names if name in spelled]
+        return tuple(found)
+
+    def _path(self, file: int) -> str:
+        return str(self.files["path"][file].as_py())
 
     def column_facts(self, name: str) -> pa.StructArray:
         """A file column's bytes, nulls (< 0: unknown) and, depending on its type, min, max and exact, per row group."""
@@ -189,7 +206,7 @@ class Snapshot:
             raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
         head, files, row_groups, schemas = (table.combine_chunks() for table in stored.tables(len(_TABLES)))
         metadata = head.schema.metadata or {}
-        if metadata.get(b"version") != str(_VERSION).encode():
+        if metadata.get(b"version") not in (str(_VERSION).encode(), _WITH_PATH_KEYS):
             raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
         schema, logged = head.schema.remove_metadata(), b"logged" in metadata
         names = StoredNames(metadata[b"stored_names"].decode()) if b"stored_names" in metadata else None
@@ -211,7 +228,7 @@ class Snapshot:
 
     def _tables(self, notes: dict[str, str]) -> Iterator[pa.Table]:
         head = {
-            b"version": str(_VERSION).encode(),
+            b"version": _WITH_PATH_KEYS if self.path_keys else str(_VERSION).encode(),
             b"id": self.id.encode(),
             b"uri": self.uri.encode(),
             b"partition_columns": json.dumps(self.partition_columns).encode(),
@@ -272,6 +289,8 @@ def identity(
     digest.update(b"".join(files["footer_digest"].to_pylist()))
     if "etag" in files.schema.names:
         digest.update(json.dumps(files["etag"].to_pylist()).encode())
+    if "path_keys" in files.schema.names:
+        digest.update(json.dumps([part.name for part in files.schema.field("path_keys").type]).encode())
     if logged and "partition" in files.schema.names:
         for values in contiguous(files["partition"]).flatten():
             coded = values.dictionary_encode()

@@ -24,9 +24,10 @@ from feedline.warehouse.discovery.hive import Listing, discover
 from feedline.warehouse.discovery.partitions import refine
 from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules, storage_schema
-from feedline.warehouse.snapshot.assembly import Assembly, SnapshotPart, assemble, carry_over, unchanged_files
+from feedline.warehouse.snapshot.assembly import Assembly, SnapshotPart, assemble, carry_over, in_order, unchanged_files
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.footer_waves import FooterWaves
+from feedline.warehouse.snapshot.held_keys import HeldKey, held_keys, order_by_keys, with_path_values
 from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
 from feedline.warehouse.snapshot.packed_facts import part_without_files
 from feedline.warehouse.snapshot.snapshot import Snapshot, identity
@@ -66,7 +67,8 @@ def snapshot_of(
     with a corrupt footer, which is left out (default: raise).
 
     Raises TableNotFoundError, CorruptFileError (naming the file), or TableError for files that contradict each other.
-    Warns if a partition key is also a column in the files: the key of the path is used.
+    Warns if a partition key is also a column in the files: the key of the path is used. Files whose path lacks the key
+    have the column's values.
     """
     if not len(listing.files) and listing.schema is None:
         raise TableNotFoundError(f"{redact(listing.uri)} is empty: expected at least one file")
@@ -102,20 +104,34 @@ def snapshot_of(
 def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
     names = [join(redact(listing.uri), listing.files["path"][index].as_py()) for index in parts.first]
     schemas = list(zip(names, parts.schemas, strict=True))
-    whole = unite_schemas(listing, schemas, rules)
-    partition = partition_values(listing, whole)
+    kind_of_file = contiguous(parts.files["schema"]).to_numpy()
+    kinds = [(schema, np.flatnonzero(kind_of_file == index)) for index, schema in enumerate(parts.schemas)]
+    held = held_keys(listing, kinds)
+    keyed = dataclasses.replace(listing, partition={k: v for k, v in listing.partition.items() if k not in held})
+    whole = unite_schemas(keyed, schemas, rules)
+    if held:
+        held = held_keys(listing, kinds, whole)
+        order = order_by_keys(listing, held, {name: _least(parts, whole.field(name)) for name in held})
+        if (np.diff(order) != 1).any():
+            return _freeze(listing.take(order), in_order(parts, order), rules)
+    partition = partition_values(keyed, whole)
+    doubtful = _doubtful_keys(whole, {**partition, **{name: key.values for name, key in held.items()}}, parts, held)
     schema = pa.schema(
         [
-            *_without_keys(whole, listing, _doubtful_keys(whole, partition, parts)),
+            *_without_keys(whole, keyed, doubtful),
             *(pa.field(name, column.type) for name, column in partition.items()),
         ]
     )
     files = listing.files
     for name in parts.files.schema.names:
         files = files.append_column(name, parts.files[name])
-    if partition:
-        keys = pa.StructArray.from_arrays(list(partition.values()), names=list(partition))
-        files = files.append_column("partition", keys)
+    facts = parts.facts
+    for column, keys in (("partition", partition), ("path_keys", {name: key.values for name, key in held.items()})):
+        if keys:
+            files = files.append_column(column, pa.StructArray.from_arrays(list(keys.values()), names=list(keys)))
+    if held:
+        file, rows = contiguous(parts.row_groups["file"]).to_numpy(), contiguous(parts.row_groups["rows"])
+        facts = with_path_values(facts, held, file, rows)
     logged = listing.schema is not None
     return Snapshot(
         id=identity(schema, files, parts.row_groups, logged=logged, stored_names=listing.stored_names),
@@ -124,7 +140,7 @@ def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
         partition_columns=tuple(partition),
         files=files,
         row_groups=parts.row_groups,
-        facts=parts.facts,
+        facts=facts,
         file_schemas=parts.schemas,
         ignored=listing.ignored,
         logged=logged,
@@ -132,17 +148,31 @@ def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
     )
 
 
+def _least(parts: Assembly, field: pa.Field) -> npt.NDArray[np.object_]:
+    """object [files]: the least value of a column in each file, by statistics; None where they do not have it."""
+    facts, found = parts.facts.fetch(field), np.full(len(parts.files), None, np.object_)
+    if facts.type.get_field_index("min") < 0:
+        return found
+    for file, value in zip(parts.row_groups["file"].to_pylist(), facts.field("min").to_pylist(), strict=True):
+        if value is not None and (found[file] is None or value < found[file]):
+            found[file] = value
+    return found
+
+
 def partition_values(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]:
     """The partition keys' values; a key whose type was inferred from paths gets that of the files' column, if any."""
     partition = dict(listing.partition)
-    for name in listing.inferred_keys.intersection(schema.names):
+    for name in listing.inferred_keys.intersection(schema.names, partition):
         paths = listing.files["path"].to_pylist()
         partition[name] = refine(partition[name], name, schema.field(name).type, paths)
     return partition
 
 
-def _doubtful_keys(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assembly) -> list[str]:
-    """The partition keys that are also columns of files, and whose values there may differ according to statistics."""
+def _doubtful_keys(
+    schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assembly, held: Mapping[str, HeldKey]
+) -> list[str]:
+    """The partition keys that are also columns of files, and whose values there may differ according to statistics. Of
+    `held` ones, files that lack the key or the column do not matter."""
     rows, file = contiguous(parts.row_groups["rows"]), contiguous(parts.row_groups["file"])
     doubtful = []
     for name in schema.names:
@@ -158,7 +188,12 @@ def _doubtful_keys(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: 
         value = pc.and_(value, pc.equal(facts["nulls"], 0))
         value = pc.and_(value, facts["exact"]) if "exact" in facts else value
         null = pc.and_(key.is_null(), pc.equal(facts["nulls"], rows))
-        if not pc.all(pc.or_(pc.fill_null(value, False), null), min_count=0).as_py():
+        same = pc.or_(pc.fill_null(value, False), null)
+        if name in held:
+            has = np.array([name in kind.names for kind in parts.schemas], np.bool_)
+            doubled = held[name].in_path & has[contiguous(parts.files["schema"]).to_numpy()]
+            same = pc.or_(same, pa.array(~doubled[file.to_numpy()]))
+        if not pc.all(same, min_count=0).as_py():
             doubtful.append(name)
     return doubtful
 
@@ -218,5 +253,7 @@ def _last_name(listing: Listing) -> str:
 def _reuse_facts(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[SnapshotPart], npt.NDArray[np.int64]]:
     """The facts of unchanged files from the last snapshot, and the indices of the files to read."""
     part = SnapshotPart(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
-    old = unchanged_files(listing, part, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)
+    # of a key that files may hold, the facts must be there
+    keys = {name for name, values in listing.partition.items() if not values.null_count or listing.schema is not None}
+    old = unchanged_files(listing, part, kept={*last.file_columns, *keys}, taken_ns=taken_ns)
     return ([carry_over(part, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)

@@ -193,16 +193,29 @@ def test_only_the_columns_asked_for_are_read(tmp_path: Path, monkeypatch: pytest
     assert read == [4 + loaded.file_columns.index("i8"), 4 + loaded.file_columns.index("text")]
 
 
-def test_a_column_that_stops_being_a_key_is_read_again(tmp_path: Path, parsed: list[str]) -> None:
+def test_a_key_that_files_hold_keeps_its_facts_when_folders_come_and_go(tmp_path: Path, parsed: list[str]) -> None:
     root, work_dir = tmp_path / "t", str(tmp_path / "w")
     put(root / "plain.parquet", pa.table({"k": [5], "x": [1]}))
-    put(root / "k=1" / "keyed.parquet", pa.table({"x": [1]}))
-    with pytest.warns(UserWarning, match="both as partition key"):
-        take_snapshot(str(root), work_dir=work_dir)
-    shutil.rmtree(root / "k=1")
+    for change in ("none", "added", "removed"):
+        if change == "added":
+            put(root / "k=1" / "keyed.parquet", pa.table({"x": [1]}))
+        elif change == "removed":
+            shutil.rmtree(root / "k=1")
+        parsed.clear()
+        found = take_snapshot(str(root), work_dir=work_dir)
+        assert parsed == {"none": ["plain.parquet"], "added": ["keyed.parquet"], "removed": []}[change]
+        assert sorted(found.file_columns) == ["k", "x"]
+        same(found, take_snapshot(str(root)))
+
+
+def test_files_are_read_again_for_a_key_that_was_the_paths_alone(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", str(tmp_path / "w")
+    put(root / "k=1" / "keyed.parquet", pa.table({"k": [1], "x": [1]}))
+    take_snapshot(str(root), work_dir=work_dir)
+    put(root / "plain.parquet", pa.table({"k": [5], "x": [1]}))
     parsed.clear()
     found = take_snapshot(str(root), work_dir=work_dir)
-    assert parsed == ["plain.parquet"]
+    assert sorted(parsed) == ["keyed.parquet", "plain.parquet"]
     same(found, take_snapshot(str(root)))
 
 
