@@ -25,14 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError
 from feedline.progress import report_progress
 from feedline.warehouse.discovery.links import LISTING, Walk, links_among, refuse_same_files, walk
 from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log
-from feedline.warehouse.discovery.partitions import is_hidden, is_partition, typed_columns
+from feedline.warehouse.discovery.partitions import is_hidden, is_partition, table_order, typed_columns
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import (
@@ -378,22 +377,6 @@ def listing_of(
         ignored=0,
         inferred_keys=frozenset(partition).difference(partitions or ()),
     )
-
-
-def table_order(paths: Sequence[list[str]], partition: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
-    """The order by typed partition values, nulls last, then by path. paths: as segments."""
-    place = np.empty(len(paths), np.int64)
-    place[sorted(range(len(paths)), key=paths.__getitem__)] = np.arange(len(paths))
-    ranks = []
-    for column in partition.values():
-        coded = column.dictionary_encode()
-        by_value = pc.sort_indices(coded.dictionary).to_numpy()
-        rank = np.empty(len(by_value) + 1, np.int64)
-        rank[by_value] = np.arange(len(by_value))
-        rank[-1] = len(by_value)  # the rank of null
-        codes = coded.indices.fill_null(len(by_value)).to_numpy()
-        ranks.append(rank[codes])
-    return np.lexsort((place, *reversed(ranks)))
 
 
 def _tag(listing: Listing, folder: Location) -> Listing:

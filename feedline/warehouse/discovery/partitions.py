@@ -19,7 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.errors import TableError
@@ -84,6 +87,22 @@ def typed_columns(paths: Sequence[str], declared: Mapping[str, str] | None = Non
         name: _declare(name, column, paths, declared[name]) if name in declared else _convert_types(column)
         for name, column in strings.items()
     }
+
+
+def table_order(paths: Sequence[list[str]], partition: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
+    """The order by typed partition values, nulls last, then by path. paths: as segments."""
+    place = np.empty(len(paths), np.int64)
+    place[sorted(range(len(paths)), key=paths.__getitem__)] = np.arange(len(paths))
+    ranks = []
+    for column in partition.values():
+        coded = column.dictionary_encode()
+        by_value = pc.sort_indices(coded.dictionary).to_numpy()
+        rank = np.empty(len(by_value) + 1, np.int64)
+        rank[by_value] = np.arange(len(by_value))
+        rank[-1] = len(by_value)  # the rank of null
+        codes = coded.indices.fill_null(len(by_value)).to_numpy()
+        ranks.append(rank[codes])
+    return np.lexsort((place, *reversed(ranks)))
 
 
 def refine(column: pa.Array, name: str, kind: pa.DataType, paths: Sequence[str]) -> pa.Array:

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.warehouse.discovery.hive import Listing, table_order
-from feedline.warehouse.discovery.partitions import keys_of_path, refine
+from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.discovery.partitions import keys_of_path, refine, table_order
 from feedline.warehouse.snapshot.column_facts import Facts
 from feedline.warehouse.storage.locations import redact
 
