@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -50,6 +50,7 @@ from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
+from feedline.transforms.registry.user_code import function_codes
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, below, locate, redact
@@ -113,6 +114,7 @@ def fit_pipeline(
         )
         raise spec.error(("source",), message)
     run = _Run(spec, snapshots, workers, keep or spec.artifacts.shared is not None)
+    _refuse_outdated_code(spec, run.learning_features)
     report = FitReport(table=run.table, snapshot=run.snapshot)
     try:
         try:
@@ -148,6 +150,11 @@ class _Run:
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
         self._step = self._nbytes_read = 0
         self._rows: tuple[int, ...] = ()  # learnt from, of each table
+
+    @property
+    def learning_features(self) -> frozenset[str]:
+        """The features that need fits."""
+        return frozenset(name for names in self._features.values() for name in names)
 
     def work(self) -> None:
         """Run all passes. Raises as `fit_pipeline` does."""
@@ -346,6 +353,17 @@ class _Run:
             )
             for table, own in zip(self._tables, alike, strict=True)
         ]
+
+
+def _refuse_outdated_code(spec: PipelineSpec, learning: Collection[str]) -> None:
+    """Raise SpecError where this process may run another version of a user's function than its files are now: the fit
+    would have the name of those."""
+    for feature in spec.features:
+        for (function, _), code in function_codes(feature).items() if feature.name in learning else ():
+            if code.outdated:
+                message = f"{feature.name}: a fit would be named by other code than {function} runs here"
+                remedy = "Restart the process, in a notebook the kernel, and fit again"
+                raise spec.error(feature.path, f"{message}: {code.outdated}. {remedy}")
 
 
 def _depth(requests: Sequence[FitRequest]) -> int:

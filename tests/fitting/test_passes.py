@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fit_in_memory import fit_frames
+from own_modules import own_modules
 from toy_ops import FEATURES, toy_ops, written
 
 from feedline import Pipeline
@@ -309,3 +311,22 @@ def test_expectations_do_not_affect_fitting(tmp_path: Path, clicks: Path):
     }
     report = Pipeline.from_yaml(written(tmp_path, clicks, features=features)).fit()
     assert (report.made, report.passes) == (2, 1)
+
+
+def test_code_that_may_have_changed_since_its_import_is_not_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its fit would be found by processes that run the file as it is now."""
+    pq.write_table(pa.table({"x": [1.0, 2.0, 3.0]}), tmp_path / "t.parquet")
+    (tmp_path / "doubled.py").write_text("def f(x): return x * 2")
+    function = {"python": {"function": "doubled:f", "gives": "float64"}}
+    document = {"version": 1, "name": "t", "allow_code": True, "source": {"table": "t.parquet"}, "batch": {"size": 1}}
+    document["features"] = {"dense": {"x": [function, "standardize"]}}
+    (tmp_path / "p.yaml").write_text(json.dumps(document))
+    with own_modules(tmp_path):
+        monkeypatch.syspath_prepend(str(tmp_path))
+        importlib.import_module("doubled")
+        with pytest.raises(
+            SpecError, match="by other code than doubled:f runs here: doubled: it may have changed since"
+        ):
+            Pipeline.from_yaml(tmp_path / "p.yaml").fit()
+    with own_modules(tmp_path):
+        assert Pipeline.from_yaml(tmp_path / "p.yaml").fit().made == 1

@@ -3,10 +3,15 @@
 Runs in: every process that loads users' functions. From the module that pipeline.yaml names, and the one that defines
 the function, import statements are followed through *own* modules: those that no distribution has installed under a
 version, such as files beside pipeline.yaml. Python's modules and installed ones are named by versions. Feedline, numpy,
-polars and pyarrow are left out, as the environment of a job names them.
+polars and pyarrow are left out, as the environment of a job names them. Installed modules that are loaded are searched
+for imports that lead back to own ones:
+
+    my_features (own) -> a (installed, 1.0) -> b (an editable install), settings (beside pipeline.yaml)
+    sources: my_features, b, settings       packages: a 1.0
 
 Sources are digested as they were when the process imported them. What no digest tells is an *obstacle*, with which a
-cache keeps nothing of the function: code that is loaded by name, a compiled own module, a file that has changed since.
+cache keeps nothing of the function: code that is loaded by name, a compiled own module, a file that has changed since,
+a package that was installed since.
 """
 
 from __future__ import annotations
@@ -24,11 +29,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from feedline.transforms.registry.installed_packages import distribution_of, package_version, required_versions
-from feedline.transforms.registry.source_imports import SourceImports, imports_of
+from feedline.transforms.registry.installed_packages import (
+    changed_ns,
+    distribution_of,
+    forget_packages,
+    package_version,
+    required_versions,
+)
+from feedline.transforms.registry.source_imports import SourceImports, imports_of, packages_in
 
 _ENVIRONMENT = frozenset({"feedline", "numpy", "polars", "pyarrow"})
 _MOST_SOURCES = 300  # of one function: each takes some milliseconds to parse
+_CHANGED = "it may have changed since it was imported"
 _NO_IMPORTS = SourceImports((), (), (), "")
 
 
@@ -38,12 +50,13 @@ class FunctionCode:
 
     sources: SHA-256 by own module, and the version of an installed distribution that the function comes from. packages:
     versions of Python and of the distributions that are imported, with what these require. obstacle: what else may
-    decide it; "" if nothing does.
+    decide it; "" if nothing does. outdated: of that, why the process may run other sources or packages than these.
     """
 
     sources: tuple[tuple[str, str], ...]
     packages: tuple[tuple[str, str], ...]
     obstacle: str
+    outdated: str = ""
 
     @property
     def source(self) -> str:
@@ -92,6 +105,7 @@ def forget_code() -> None:
     """Forget all digests, as in a new process."""
     for kept in (_sources, _imported_ns, _codes):
         kept.clear()
+    forget_packages()
 
 
 def code_of_function(module: str, defining: str) -> FunctionCode:
@@ -100,24 +114,32 @@ def code_of_function(module: str, defining: str) -> FunctionCode:
     key = (module, defining)
     kept = _codes.get(key)
     if kept is None or any(_spec_of(name) is not spec for name, spec in kept[0].items()):
+        if kept is not None:
+            forget_packages()
         search = _Search()
         search.begin(module)
         search.add(defining)
         search.follow()
-        kept = _codes[key] = ({name: _spec_of(name) for name in (module, *search.modules)}, search.code())
+        names = (module, *search.modules, *search.installed)
+        kept = _codes[key] = ({name: _spec_of(name) for name in names}, search.code())
     return kept[1]
 
 
 @dataclass(slots=True)
 class _Search:
-    """Own modules with their digests, and what else they import, found from some modules on."""
+    """Own modules with their digests, and what else they import, found from some modules on. installed: loaded packages
+    (the first parts of names) that are searched for imports of own modules."""
 
     modules: dict[str, str] = field(default_factory=dict)
+    installed: dict[str, None] = field(default_factory=dict)
     _waiting: list[str] = field(default_factory=list)  # own modules whose imports are not followed yet
+    _unsearched: list[str] = field(default_factory=list)  # installed packages
+    _leads_back: dict[str, bool] = field(default_factory=dict)  # whether a package may hold own modules
     _versions: dict[str, str] = field(default_factory=dict)  # of what the function itself comes from
     _distributions: set[str] = field(default_factory=set)
     _seen: set[str] = field(default_factory=set)
     _obstacles: list[str] = field(default_factory=list)
+    _outdated: list[str] = field(default_factory=list)
 
     def begin(self, root: str) -> None:
         """Add a module whose source is digested wherever it comes from."""
@@ -132,16 +154,20 @@ class _Search:
         if located is not None and located.file.endswith(".py"):
             self.modules[root] = _source_of(root, located).sha256
         if distribution is not None:
+            self._add_installed(root, distribution)
             self._distributions.add(distribution)
             name, version = package_version(distribution)
             self._versions[f"package {name}"] = version
 
     def follow(self) -> None:
-        """Add whatever own modules import."""
-        while self._waiting:
+        """Add whatever own modules import, and own modules that installed ones import."""
+        while self._waiting or self._unsearched:
             if len(self.modules) > _MOST_SOURCES:
                 self._obstacles.append(f"more than {_MOST_SOURCES} own modules are imported")
                 return
+            if not self._waiting:
+                self._search_package(self._unsearched.pop())
+                continue
             imports = _sources[self._waiting.pop()].imports
             for name in (*imports.modules, *imports.perhaps):
                 self.add(name)
@@ -156,7 +182,8 @@ class _Search:
         return FunctionCode(
             sources=tuple(sorted((self.modules | self._versions).items())),
             packages=tuple(sorted(packages.items())),
-            obstacle=self._obstacles[0] if self._obstacles else "",
+            obstacle=next(iter([*self._outdated, *self._obstacles]), ""),
+            outdated=next(iter(self._outdated), ""),
         )
 
     def add(self, name: str) -> None:
@@ -174,13 +201,65 @@ class _Search:
         distribution = distribution_of(located.file)
         if distribution is not None:
             self._distributions.add(distribution)
+            self._add_installed(name, distribution)
         elif not located.file.endswith(".py"):
             self._obstacles.append(f"{name} is no Python source")
         else:
             source = _source_of(name, located)
             self.modules[name] = source.sha256
             self._waiting.append(name)
-            self._obstacles += [f"{name}: {source.obstacle}"] if source.obstacle else []
+            kind = self._outdated if source.obstacle == _CHANGED else self._obstacles
+            kind += [f"{name}: {source.obstacle}"] if source.obstacle else []
+
+    def _add_installed(self, name: str, distribution: str) -> None:
+        """Add an installed package, to be searched, if it is loaded."""
+        first = name.partition(".")[0]
+        if first in self.installed or first not in sys.modules:
+            return
+        self.installed[first] = None
+        self._unsearched.append(first)
+        installed_ns = changed_ns(distribution)
+        if installed_ns is None or installed_ns > _imported_at(first):
+            self._outdated.append(f"{first}: it may have been installed since it was imported")
+
+    def _search_package(self, package: str) -> None:
+        """Add the own modules that loaded modules of an installed package import, and loaded packages to search."""
+        loaded = [name for name in sys.modules.copy() if name == package or name.startswith(f"{package}.")]
+        for name in loaded:
+            located = _locate(name)
+            if located is None:
+                continue
+            leading = {each for each in _packages_of(located.file) if self._may_lead_back(each)}
+            if not leading:
+                continue
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
+                content = Path(located.file).read_bytes()
+                imports = imports_of(content, name if located.is_package else name.rpartition(".")[0])
+                for each in (*imports.modules, *imports.perhaps):
+                    if each.partition(".")[0] in leading:
+                        self.add(each)
+
+    def _may_lead_back(self, package: str) -> bool:
+        """Whether a package may hold own modules; an installed one is added."""
+        if package not in self._leads_back:
+            located = _locate(package)
+            own = located is not None and package != "__main__" and not _is_covered(package, located.file)
+            if own and located is not None:
+                distribution = distribution_of(located.file) if located.file else None
+                if distribution is not None:
+                    self._add_installed(package, distribution)
+                own = distribution is None and (bool(located.file) or located.is_package)
+            self._leads_back[package] = own
+        return self._leads_back[package]
+
+
+@cache
+def _packages_of(file: str) -> frozenset[str]:
+    """The packages that an installed module may import; none without Python source."""
+    try:
+        return frozenset(packages_in(Path(file).read_bytes())) if file.endswith(".py") else frozenset()
+    except OSError:
+        return frozenset()
 
 
 def _locate(name: str) -> _Located | None:
@@ -236,8 +315,7 @@ def _read_source(name: str, located: _Located, spec: object) -> _OwnSource:
         status = Path(located.file).stat()
     except OSError:
         return _OwnSource(spec, "", _NO_IMPORTS, "its source cannot be read")
-    noted_spec, noted_ns = _imported_ns.get(name, (None, 0))
-    imported_ns = noted_ns if noted_spec is spec and spec is not None else _process_start_ns()
+    imported_ns = _imported_at(name)
     sha256 = hashlib.sha256(content).hexdigest()
     try:
         imports = imports_of(content, name if located.is_package else name.rpartition(".")[0])
@@ -247,8 +325,15 @@ def _read_source(name: str, located: _Located, spec: object) -> _OwnSource:
     if name not in sys.modules:
         obstacle = "it is imported when a function runs"
     elif max(status.st_mtime_ns, status.st_ctime_ns) > imported_ns:
-        obstacle = "it may have changed since it was imported"
+        obstacle = _CHANGED
     return _OwnSource(spec, sha256, imports, obstacle)
+
+
+def _imported_at(name: str) -> int:
+    """A time before the import of a module: noted, or the start of the process."""
+    spec = _spec_of(name)
+    noted_spec, noted_ns = _imported_ns.get(name, (None, 0))
+    return noted_ns if noted_spec is spec and spec is not None else _process_start_ns()
 
 
 def _spec_of(name: str) -> object:

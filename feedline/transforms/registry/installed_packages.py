@@ -35,6 +35,22 @@ def package_version(folder: str) -> tuple[str, str]:
     return _facts(folder)[:2]
 
 
+def changed_ns(folder: str) -> int | None:
+    """When a distribution was installed, given by the folder of its metadata, in nanoseconds; None if it is no longer.
+    Of the folder, as the files in it may be links that other environments share."""
+    try:
+        status = Path(folder).stat()
+    except OSError:
+        return None
+    return max(status.st_mtime_ns, status.st_ctime_ns)
+
+
+def forget_packages() -> None:
+    """Look all distributions up again, as in a new process."""
+    for function in (_owner, _metadata_folders, _origin, _facts, _named):
+        function.cache_clear()
+
+
 def required_versions(folders: Iterable[str]) -> dict[str, str]:
     """The versions of distributions, given by the folders of their metadata, and of those that they require, directly
     or not, extras included, as far as they are installed."""
@@ -78,11 +94,16 @@ def _metadata_folders(entry: str) -> tuple[str, ...]:
 
 @functools.cache
 def _origin(folder: str) -> str | None:
+    return _origin_of(importlib.metadata.Distribution.at(folder))
+
+
+def _origin_of(found: importlib.metadata.Distribution) -> str | None:
     """What tells apart builds of one version: a commit or a hash, if it comes from a URL; None for local sources."""
     try:
-        origin = json.loads(Path(folder, "direct_url.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return ""
+        content = found.read_text("direct_url.json")
+        if content is None:
+            return ""
+        origin = json.loads(content)
     except (OSError, ValueError):
         return None
     build = origin.get("vcs_info", {}).get("commit_id") or origin.get("archive_info")
@@ -97,9 +118,10 @@ def _facts(folder: str) -> tuple[str, str, tuple[str, ...]]:
 @functools.cache
 def _named(name: str) -> tuple[str, str, tuple[str, ...]] | None:
     try:
-        return _describe(importlib.metadata.distribution(name), "")
+        found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+    return _describe(found, _origin_of(found) or "")
 
 
 def _describe(found: importlib.metadata.Distribution, origin: str) -> tuple[str, str, tuple[str, ...]]:

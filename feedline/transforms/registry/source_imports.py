@@ -7,6 +7,7 @@ Pure. All import statements count, those inside functions and conditions too. A 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ _LOADERS = frozenset(
 )
 _LOADER_NAMES = frozenset({"__builtins__", "__import__", "eval", "exec"})
 _LOADER_ATTRIBUTES = frozenset({"__import__", "import_module", "load_library", "register_plugin_function"})
+_IMPORT = re.compile(rb"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE)
 _SYSTEM_STATE = frozenset({"meta_path", "modules", "path", "path_hooks"})  # of sys
 
 
@@ -49,6 +51,16 @@ def imports_of(source: bytes, package: str) -> SourceImports:
         elif isinstance(node, ast.Name) and node.id in _LOADER_NAMES:
             reader.note(node.id, node.lineno)
     return SourceImports(tuple(reader.modules), tuple(reader.perhaps), tuple(reader.stars), reader.obstacle())
+
+
+def packages_in(source: bytes) -> set[str]:
+    """The first parts of the names that a source may import, without parsing it: all that it does, and perhaps words of
+    its texts."""
+    lines = b"\n".join([line for line in source.split(b"\n") if b"import" in line])  # a third of the time without
+    found = set[bytes]()
+    for one, several in _IMPORT.findall(lines):
+        found.update([one] if one else (name.strip().partition(b".")[0] for name in several.split(b",")))
+    return {name.partition(b" ")[0].decode(errors="replace") for name in found if name}
 
 
 class _Reader:

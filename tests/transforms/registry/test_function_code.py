@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
+import json
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -190,3 +192,80 @@ def test_large_programs_are_an_obstacle(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(function_code, "_MOST_SOURCES", 5)
     write(folder, mine="import m0\ndef f(x): ...", **{f"m{i}": f"import m{i + 1}" for i in range(9)}, m9="")
     assert code(folder).obstacle == "more than 5 own modules are imported"
+
+
+def install(site: Path, name: str, version: str, requires: str = "", origin: object = None, **sources: str) -> None:
+    """Install a distribution of modules."""
+    facts = site / f"{name}-{version}.dist-info"
+    facts.mkdir(parents=True)
+    for module, source in sources.items():
+        (site / f"{module}.py").write_text(source)
+    required = f"Requires-Dist: {requires}\n" if requires else ""
+    (facts / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n{required}")
+    (facts / "RECORD").write_text("".join(f"{module}.py,,\n" for module in sources))
+    if origin is not None:
+        (facts / "direct_url.json").write_text(json.dumps(origin))
+
+
+@pytest.fixture
+def site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed distributions, beside one of sources that are installed in place."""
+    for name in ("site", "sources"):
+        (folder / name).mkdir()
+        monkeypatch.syspath_prepend(str(folder / name))
+    return folder / "site"
+
+
+def test_own_modules_behind_an_installed_package_are_named(folder: Path, site: Path) -> None:
+    origin = {"url": f"file://{folder}/sources", "dir_info": {"editable": True}}
+    install(site, "b", "0.1", origin=origin)
+    install(site, "a", "1.0", "b", a="if True:\n    from b import h, k\ndef g(x):\n    import settings, json")
+    write(folder, mine="import a, settings\ndef f(x): ...", settings="K = 1")
+    write(folder / "sources", b="import inner\ndef h(x): ...\nk = 1", inner="A = 1")
+    first = code(folder)
+    assert [name for name, _ in first.sources] == ["b", "inner", "mine", "settings"]
+    assert dict(first.packages)["a"] == "1.0"
+    assert first.obstacle == ""
+    with own_modules(folder):
+        write(folder / "sources", inner="A = 2")
+    assert code(folder).source != first.source
+
+
+def test_own_modules_that_an_installed_package_imports_later_are_an_obstacle(folder: Path, site: Path) -> None:
+    install(site, "a", "1.0", a="def g(x):\n    import settings")
+    write(folder, mine="import a\ndef f(x): ...", settings="K = 1")
+    assert code(folder).obstacle == "settings: it is imported when a function runs"
+
+
+def test_installed_packages_behind_others_are_searched(folder: Path, site: Path) -> None:
+    install(site, "c", "1.0", c="import settings  # not named by a's metadata")
+    install(site, "a", "1.0", a="'''\nimport absent\n'''\nimport c")
+    write(folder, mine="from a import c\ndef f(x): ...", settings="K = 1")
+    assert [name for name, _ in code(folder).sources] == ["mine", "settings"]
+    assert dict(code(folder, "a:c.settings.K.bit_count").sources).keys() == {"a", "package a", "settings"}
+
+
+def test_builds_of_one_version_behind_a_package_are_told_apart(folder: Path, site: Path) -> None:
+    install(site, "a", "1.0", "b", a="import b")
+    install(site, "b", "0.1", origin={"url": "https://host/b", "vcs_info": {"vcs": "git", "commit_id": "01ff"}}, b="")
+    write(folder, mine="import a\ndef f(x): ...")
+    assert dict(code(folder).packages)["b"] == '0.1 "01ff"'
+
+
+def test_a_package_that_was_installed_after_its_import_is_an_obstacle(folder: Path, site: Path) -> None:
+    install(site, "b", "0.1", b="def h(x): ...")
+    write(folder, mine="import b\ndef f(x): ...")
+    first = code(folder)
+    assert (first.obstacle, dict(first.packages)["b"]) == ("", "0.1")
+    shutil.rmtree(site / "b-0.1.dist-info")
+    install(site, "b", "0.2", b="def h(x): return x")
+    assert code(folder) == first  # what is loaded
+    with own_modules(folder):
+        pass
+    importlib.import_module("b")
+    shutil.rmtree(site / "b-0.2.dist-info")
+    install(site, "b", "0.3", b="def h(x): return -x")
+    found = code(folder)
+    assert found.outdated == found.obstacle == "b: it may have been installed since it was imported"
+    sys.modules["b"].__spec__ = None  # as after a reload
+    assert dict(code(folder).packages)["b"] == "0.3"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
-from feedline.transforms.registry.source_imports import imports_of
+from feedline.transforms.registry.source_imports import imports_of, packages_in
 
 SOURCE = b"""
 from __future__ import annotations
@@ -83,3 +86,21 @@ def test_similar_names_are_none(line: str) -> None:
 def test_a_source_that_does_not_parse_is_an_error() -> None:
     with pytest.raises(SyntaxError):
         imports_of(b"def", "")
+
+
+def test_packages_are_found_without_parsing() -> None:
+    folder = Path(ast.__file__).parent
+    for path in [*sorted(folder.glob("a*.py")), *sorted((folder / "asyncio").glob("*.py"))]:
+        content = path.read_bytes()
+        expected = set[str]()
+        for node in ast.walk(ast.parse(content)):
+            if isinstance(node, ast.Import):
+                expected.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                expected.add(str(node.module).partition(".")[0])
+        assert expected <= packages_in(content), path
+    assert packages_in(b"from .a import b\nx = 1; import c.d as e, f\nif x: from g.h import (\n i)\n") == {
+        "c",
+        "f",
+        "g",
+    }
