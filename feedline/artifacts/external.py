@@ -37,10 +37,12 @@ _lock = threading.RLock()
 _artifacts: WeakValueDictionary[tuple[str, ...], Artifact] = WeakValueDictionary()
 
 
-def read_external(reading: Reading, folder: str, expected: str | None = None) -> Artifact:
+def read_external(
+    reading: Reading, folder: str, expected: str | None = None, *, apart: Mapping[str, str] | None = None
+) -> Artifact:
     """Read columns of a table, or a zarr array whose `ArrayRows` are the artifact's derived value "rows".
 
-    `folder`: of pipeline.yaml. `expected`: the required digest.
+    `folder`: of pipeline.yaml. `expected`: the required digest. `apart`: as in `hive.discover`.
 
     Raises SpecError if there is nothing to read or it does not fit; TableChangedError, with both digests, if the digest
     differs; StoreError if the store keeps failing.
@@ -49,7 +51,7 @@ def read_external(reading: Reading, folder: str, expected: str | None = None) ->
     read = _table if reading.kind == "table" else _array
     try:
         with _lock:
-            artifact = read(uri, json.loads(reading.options), reading.max_memory, folder)
+            artifact = read(uri, json.loads(reading.options), reading.max_memory, folder, apart or {})
     except (SpecError, StoreError, TableChangedError):
         raise
     except TableError as error:
@@ -62,9 +64,9 @@ def read_external(reading: Reading, folder: str, expected: str | None = None) ->
     return artifact
 
 
-def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -> Artifact:
+def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str, apart: Mapping[str, str]) -> Artifact:
     columns = options["columns"]
-    snapshot = snapshot_of(list_table(uri))
+    snapshot = snapshot_of(list_table(uri, apart=apart))
     key = ("table", uri, json.dumps(columns), snapshot.id, str(max_memory))
     artifact = _artifacts.get(key)
     if artifact is None:
@@ -72,12 +74,12 @@ def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
     return artifact
 
 
-def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -> Artifact:
+def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str, apart: Mapping[str, str]) -> Artifact:
     from feedline.artifacts.zarr_array import open_array  # noqa: PLC0415 -- importing zarr takes 0.2 s
 
     array, ids = open_array(uri), None
     if options["ids"] is not None:
-        ids = _ids(absolute(resolve_path(options["ids"], folder)), options["ids_column"], max_memory)
+        ids = _ids(absolute(resolve_path(options["ids"], folder)), options["ids_column"], max_memory, apart)
     facts = {"array": array.digest, "ids": "" if ids is None else ids.digest}
     key = ("zarr", uri, *facts.values(), str(max_memory))
     artifact = _artifacts.get(key)
@@ -108,12 +110,12 @@ def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
     return artifact
 
 
-def _ids(uri: str, column: str, max_memory: int) -> Artifact:
+def _ids(uri: str, column: str, max_memory: int, apart: Mapping[str, str]) -> Artifact:
     """The id of each row of an array: a column of a table, or a zarr array of one dimension."""
     from feedline.artifacts.zarr_array import is_array, open_array  # noqa: PLC0415 -- as above
 
     if not is_array(uri):
-        return _table(uri, {"columns": [column]}, max_memory, "")
+        return _table(uri, {"columns": [column]}, max_memory, "", apart)
     array = open_array(uri)
     key = ("ids", uri, array.digest, column, str(max_memory))
     if (artifact := _artifacts.get(key)) is not None:

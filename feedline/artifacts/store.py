@@ -267,7 +267,9 @@ class StoredArtifactSet:
     def read(self, reading: Reading) -> Artifact:
         """Read an external artifact. Raises as `read_external` does."""
         expected = dict(self.ref.readings).get(reading.name)
-        artifact = self._external[reading.name] = read_external(reading, self.ref.base_dir, expected)
+        apart = {"artifacts": self.ref.folder} if self.ref.folder else {}
+        artifact = read_external(reading, self.ref.base_dir, expected, apart=apart)
+        self._external[reading.name] = artifact
         return artifact
 
     def __reduce__(self) -> tuple[Any, ...]:

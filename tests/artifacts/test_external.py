@@ -210,3 +210,12 @@ def test_tables_and_arrays_in_a_store(store: Store, port: int, tmp_path: Path, m
     store.fault("slow_down", times=10**6)
     with pytest.raises(StoreError, match="gave up after"):
         read_external(reading(store.uri("side/side/items.parquet"), ["id"]), str(tmp_path))
+
+
+def test_a_table_that_holds_the_folder_of_artifacts_is_refused(tmp_path: Path):
+    (tmp_path / "items").mkdir()
+    pq.write_table(TABLE, tmp_path / "items" / "a.parquet")
+    asked, kept = reading("items", ["id"]), str(tmp_path / "items" / "artifacts")
+    with pytest.raises(SpecError, match=r"artifacts lies in the table: got .*artifacts, whose files .*items would"):
+        read_external(asked, str(tmp_path), apart={"artifacts": kept})
+    assert read_external(asked, str(tmp_path), apart={"artifacts": str(tmp_path / "artifacts")}).table is not None
