@@ -214,13 +214,21 @@ def test_damaged_pages_touch_no_memory_but_their_own(checked_kernel: tuple[str, 
 
 @pytest.mark.nightly
 def test_any_calls_touch_no_memory_but_their_own(checked_kernel: tuple[str, dict[str, str]]):
-    """The tests of the kernel's functions, hypothesis' random bytes among them, and damaged headers."""
-    path, environment = checked_kernel
+    """The tests of the kernel's functions, hypothesis' random bytes among them."""
     tests = [str(Path(__file__).parents[2] / "native" / name) for name in _KERNEL_TESTS]
-    tests.append(str(Path(__file__).with_name("test_flipped_headers.py")))
-    options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", "--hypothesis-profile=nightly"]
+    run_checked(checked_kernel, [*tests, "--hypothesis-profile=nightly"])
+
+
+@pytest.mark.nightly
+def test_damaged_headers_touch_no_memory_but_their_own(checked_kernel: tuple[str, dict[str, str]]):
+    run_checked(checked_kernel, [str(Path(__file__).with_name("test_flipped_headers.py")), "-m", "not nightly"])
+
+
+def run_checked(checked_kernel: tuple[str, dict[str, str]], arguments: list[str]) -> None:
+    """Run tests with the checked kernel, in a process of their own."""
+    path, environment = checked_kernel
     program = f"import page_mutations, sys; page_mutations.load_kernel({path!r}); import pytest; "
-    program += f"sys.exit(pytest.main({[*tests, *options]!r}))"
+    program += f"sys.exit(pytest.main({[*arguments, '-q', '-p', 'no:cacheprovider']!r}))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
