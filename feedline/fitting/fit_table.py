@@ -7,7 +7,7 @@ those of the pipeline.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -59,7 +59,7 @@ class FitTable:
             schema=planned_schema(spec, snapshot.schema),
             where=bound_where(spec, snapshot.schema, text=spec.fit.where, path=path),
             where_path=path,
-            sample=bound_sample(spec, snapshot.schema),
+            sample=bound_sample(spec, snapshot.schema, fits=True),
             exclusion=named_exclusion(spec, snapshot) if spec.fit.where is None else None,
         )
 
@@ -112,7 +112,7 @@ class FitTable:
             table=redact(self.snapshot.uri),
             snapshot=self.snapshot.id,
             where=self.where_text,
-            sample=None if self.sample is None else asdict(self.sample.sample),
+            sample=None if self.sample is None else self.sample.sample.to_json(),
             rows=rows,
             pipeline=self.spec.name,
             fit_where=self.spec.fit.where,

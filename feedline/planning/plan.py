@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
@@ -306,7 +306,7 @@ def fingerprint_facts(plan: Plan) -> dict[str, Any]:
         **({} if plan.spec.source.follow is None else {"follow": plan.spec.source.follow.epoch}),
     }
     if plan.sample is not None:
-        facts["sample"] = asdict(plan.sample.sample)
+        facts["sample"] = plan.sample.sample.to_json()
     if (excludes := plan.selection.excludes) is not None:
         facts["exclude"] = excludes.id
     return facts

@@ -68,6 +68,14 @@ class SampleSpec(Section):
         default=None,
         description="Columns whose values decide, not the row's position in its file: equal keys stay together.",
     )
+    rest: bool = Field(default=False, description="Keep the rows that the sample leaves out instead, to evaluate on.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SampleSpec:
+        if self.rest and (self.fraction == 1 or self.where is not None):
+            got = "a fraction of 1" if self.fraction == 1 else "a where"
+            raise rule_error("rest", f"needs a fraction below 1 and no `where`: got {got}. Remove `rest`")
+        return self
 
 
 class SchemaSpec(Section):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -83,6 +84,24 @@ def test_the_rows_of_the_definition_reach_the_batches(
     assert delivered(path) == rows
     facts = Pipeline.from_yaml(path).plan().facts()
     assert facts.rows == len(rows)
+
+
+def test_the_rest_is_read_with_what_the_sample_has_taught(place: Place, clicks: Path) -> None:
+    sample = {"fraction": 0.9, "key": ["session_id"]}
+    path = write(
+        place,
+        sample,
+        None,
+        features={"dense": {"dense_0": ["standardize", {"fill_null": 0}]}, "label": {"clicked": []}},
+    )
+    rows = pa.concat_tables(
+        pq.read_table(each, columns=["session_id", "dense_0"]) for each in clicks.rglob("*.parquet")
+    )
+    learnt = [stays(key_hash((each,), 0), 0.9) for each in rows["session_id"].to_pylist()]
+    rest = {"source.sample.rest": True}
+    assert Pipeline.from_yaml(path, rest).fit().rows == sum(learnt)
+    assert Pipeline.from_yaml(path).plan().facts().rows == sum(learnt)
+    assert Pipeline.from_yaml(path, rest).plan().facts().rows == len(learnt) - sum(learnt)
 
 
 def test_the_sample_is_independent_of_how_the_work_is_cut(place: Place, clicks: Path) -> None:

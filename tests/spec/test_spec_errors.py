@@ -243,7 +243,7 @@ ALTERNATIVES = {
         "table format version snapshot_id as_of snapshot partitions schema where sample exclude row_key on_bad_file "
         "decoder max_bad_files max_bad_rows follow split_rows"
     ),
-    ("source", "sample"): "fraction where seed key",
+    ("source", "sample"): "fraction where seed key rest",
     ("source", "follow"): "landed until epoch",
     ("source", "schema"): "missing extra columns",
     ("mix",): "stop",

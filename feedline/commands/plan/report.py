@@ -77,7 +77,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         **plan.gaps.facts(),
         "stages": stages(plan, table_bytes),
         **_pruning_facts(selection.report),
-        "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
+        "sample": plan.sample.sample.to_json() if plan.sample is not None else None,
         "excluded": excluded_facts(plan),
         **_column_facts(plan, schedule),
         "bytes": {

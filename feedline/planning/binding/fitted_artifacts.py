@@ -5,7 +5,6 @@ Runs in: the feeder, the CLI, `Pipeline`.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource, Refusal, fit_source, join_sources
@@ -48,7 +47,7 @@ def _redefined(spec: PipelineSpec) -> tuple[tuple[str, str], ...]:
 def _fit_source(spec: PipelineSpec) -> FitSource:
     """The rows that a pipeline declares for its fits."""
     sources = [
-        fit_source(each.source.table, spec.fit.where, None if sample is None else asdict(sample))
+        fit_source(each.source.table, spec.fit.where, None if sample is None else sample.fitted.to_json())
         for each in spec.per_source()
         for sample in [Sample.of(each.source.sample)]
     ]

@@ -30,13 +30,13 @@ def bound_where(
         raise spec.error(path, str(error)) from error
 
 
-def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
-    """`source.sample`, bound to the table's columns."""
+def bound_sample(spec: PipelineSpec, schema: pa.Schema, *, fits: bool = False) -> BoundSample | None:
+    """`source.sample`, bound to the table's columns. fits: the rows that fits learn from, whose rest may be read."""
     sample = Sample.of(spec.source.sample)
     if sample is None:
         return None
     try:
-        return bind_sample(sample, schema)
+        return bind_sample(sample.fitted if fits else sample, schema)
     except ValueError as error:
         part = "where" if isinstance(error, ExpressionError) else "key"
         raise spec.error(("source", "sample", part), str(error)) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from feedline.errors import CorruptFileError, FeedlineError, StateError
 from feedline.planning.plan import Plan
@@ -84,7 +84,7 @@ def exclude_rows(spec: PipelineSpec, snapshot: Snapshot, selection: Selection) -
 def recorded_sample(spec: PipelineSpec) -> dict[str, object] | None:
     """`source.sample` as an exclusion records it."""
     sample = Sample.of(spec.source.sample)
-    return None if sample is None else asdict(sample)
+    return None if sample is None else sample.to_json()
 
 
 def with_exclusion_of(plan: Plan, fingerprint: str) -> Plan:

@@ -9,12 +9,14 @@ the functions of `feedline.hashing`, modulo 2**64:
   the table's root in UTF-8; the row with index i in the file (from 0, over all its row groups) has the hash
   `mix(start + (i + 1) * GOLDEN)`: the i-th output of the splitmix64 generator that is seeded with `start`.
 - **by key**: the hash of the key's columns as `feedline.hashing` defines it, with the sample's seed.
+
+The rest of a sample has the rows that it leaves out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -47,6 +49,7 @@ class Sample:
     where: str | None = None
     seed: int = 0
     key: tuple[str, ...] = ()
+    rest: bool = False
 
     @classmethod
     def of(cls, value: Sample | SampleSpec | Mapping[str, Any] | None) -> Sample | None:
@@ -63,12 +66,22 @@ class Sample:
                 first = error.errors(include_url=False)[0]
                 location = ".".join(map(str, ("sample", *first["loc"])))
                 raise SpecError(f"{location}: {first['msg']}: got {first['input']!r}") from None
-        return cls(fraction=value.fraction, where=value.where, seed=value.seed, key=value.key or ())
+        return cls(fraction=value.fraction, where=value.where, seed=value.seed, key=value.key or (), rest=value.rest)
 
     @property
     def weight(self) -> float:
         """How many rows a sampled row stands for."""
-        return 1.0 / self.fraction
+        return 1.0 / (1.0 - self.fraction if self.rest else self.fraction)
+
+    @property
+    def fitted(self) -> Sample:
+        """The sample that fits learn from: itself, also where its rest is read."""
+        return replace(self, rest=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The sample as plain values, under which what belongs to it is kept; `rest` only where it is set."""
+        facts = asdict(self)
+        return facts if self.rest else {name: value for name, value in facts.items() if name != "rest"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +109,8 @@ class BoundSample:
         sample = self.sample
         if sample.key:
             frame = expanded_frame(data, list(dict.fromkeys(sample.key)))
-            return _below(key_hash([frame.get_column(name) for name in sample.key], sample.seed), sample.fraction)
-        return _below(outputs(_start(path, sample.seed), first_row, data.num_rows), sample.fraction)
+            return _kept(sample, key_hash([frame.get_column(name) for name in sample.key], sample.seed))
+        return _kept(sample, outputs(_start(path, sample.seed), first_row, data.num_rows))
 
 
 def bind_sample(sample: Sample, schema: pa.Schema) -> BoundSample:
@@ -142,7 +155,7 @@ def sampled_rows(sample: Sample, path: str, first_row: int, rows: int) -> int:
     kept = 0
     for first in range(first_row, first_row + rows, _BLOCK_ROWS):
         count = min(_BLOCK_ROWS, first_row + rows - first)
-        kept += int(np.count_nonzero(_below(outputs(start, first, count), sample.fraction)))
+        kept += int(np.count_nonzero(_kept(sample, outputs(start, first, count))))
     return kept
 
 
@@ -152,10 +165,11 @@ def sample_weights(sample: Sample, sampled: Bools | None, rows: int) -> npt.NDAr
     return np.full(rows, heavy) if sampled is None else np.where(sampled, heavy, np.float32(1))
 
 
-def _below(hashes: Words, fraction: float) -> Bools:
-    if fraction == 1:
+def _kept(sample: Sample, hashes: Words) -> Bools:
+    if sample.fraction == 1:
         return np.ones(len(hashes), np.bool_)
-    return hashes < np.uint64(int(Fraction(fraction) * 2**64))
+    border = np.uint64(int(Fraction(sample.fraction) * 2**64))
+    return hashes >= border if sample.rest else hashes < border
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -93,7 +93,7 @@ def rows_seen(fit: TableRows, read: TableRows) -> bool | str:
         return False
     if same_files and (fit.where, fit.sample) in ((None, None), (read.where, read.sample)):
         return True
-    sample = None if fit.sample is None else asdict(fit.sample)
+    sample = None if fit.sample is None else fit.sample.to_json()
     files = None if same_files else [fit.root, *fit.sources]
     return f"seen by {json.dumps([files, fit.where, sample], separators=(',', ':'))}"
 

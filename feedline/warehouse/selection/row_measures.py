@@ -12,7 +12,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -192,7 +192,7 @@ def _measure_name(
 ) -> str:
     """Return a name from all that the integers depend on, with the version of Polars that evaluates the filter, and the
     rows that are selected."""
-    condition, request = where.text if where else None, None if sample is None else asdict(sample.sample)
+    condition, request = where.text if where else None, None if sample is None else sample.sample.to_json()
     without = None if selection.excludes is None else selection.excludes.id
     rows = hashlib.sha256(np.ascontiguousarray(selection.rows).tobytes()).hexdigest()
     parts = [_VERSION, snapshot.id, condition, request, without, rows, pl.__version__, measure.column, measure.name]

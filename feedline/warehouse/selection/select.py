@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -405,7 +405,7 @@ def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
 
 def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> str:
     """Return a name from all that the counts depend on, including the version of Polars that evaluates the filter."""
-    request = None if sample is None else asdict(sample.sample)
+    request = None if sample is None else sample.sample.to_json()
     parts = [_COUNTS_VERSION, snapshot.id, where.text if where else None, request, pl.__version__]
     return f"counts/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.arrow"
 

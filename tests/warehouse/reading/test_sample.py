@@ -25,6 +25,7 @@ from warehouse_samples import write
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import bind_where
+from feedline.spec.source_section import SampleSpec
 from feedline.warehouse.reading.fragment import UNCOUNTED
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight
@@ -47,6 +48,28 @@ def test_samples_by_position_follow_the_definition(
     data = pa.record_batch({"x": np.zeros(rows)})
     assert bind_sample(sample, data.schema).hash_mask(data, path, first).tolist() == expected
     assert sampled_rows(sample, path, first, rows) == sum(expected)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 60), st.floats(0.01, 0.99), seeds, st.booleans())
+def test_a_sample_and_its_rest_share_no_row_and_have_all(
+    first: int, rows: int, fraction: float, seed: int, by_key: bool
+) -> None:
+    sample = Sample(fraction=fraction, seed=seed, key=("x",) if by_key else ())
+    rest = Sample.of(SampleSpec(fraction=fraction, seed=seed, key=sample.key or None, rest=True))
+    assert rest is not None
+    assert rest.fitted == sample
+    data = pa.record_batch({"x": np.arange(rows) // 3})
+    kept, left = (bind_sample(each, data.schema).hash_mask(data, "f", first) for each in (sample, rest))
+    assert (kept ^ left).all()
+    assert sampled_rows(sample, "f", first, rows) + sampled_rows(rest, "f", first, rows) == rows
+    assert rest.weight == pytest.approx(1 / (1 - fraction))
+    assert ("rest" in sample.to_json(), rest.to_json()["rest"]) == (False, True)
+
+
+def test_a_rest_needs_a_sample_of_all_rows() -> None:
+    for request in ({"fraction": 1, "rest": True}, {"fraction": 0.5, "where": "x > 0", "rest": True}):
+        with pytest.raises(SpecError, match="needs a fraction below 1 and no `where`"):
+            Sample.of(request)
 
 
 KINDS: dict[str, tuple[st.SearchStrategy[Any], list[pa.DataType]]] = {
