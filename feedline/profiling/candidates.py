@@ -18,6 +18,7 @@ _EVENT_WORDS |= {"survived", "cancelled", "canceled", "late", "delayed", "won", 
 _EVENT_WORDS |= {"subscribed", "response"}
 _RATING_WORDS = {"rating", "ratings", "stars", "score", "relevance", "grade"}
 _TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime", "day", "ds", "dt", "hour", "at", "when"}
+_BIRTH_WORDS = {"birth", "born", "birthday", "birthdate", "dob"}  # times of persons, not of rows
 _LEAST_LABEL, _LEAST_TIME = 0.25, 0.3  # scores of the weakest candidates that are listed
 
 
@@ -43,6 +44,8 @@ def _is_binary(column: ColumnProfile) -> bool:
 def _label_score(column: ColumnProfile, *, last: bool) -> tuple[float, list[str]]:
     """How much a column looks like a label (0 if it cannot be one), and the reasons that add up to it."""
     if column.role not in ("numeric", "category") or column.partition or column.constant or column.id_like:
+        return 0.0, []
+    if column.is_index:
         return 0.0, []
     if column.numbers is None or column.null_rate is None:
         return 0.0, []
@@ -72,6 +75,8 @@ def find_times(columns: Sequence[ColumnProfile]) -> tuple[TimeCandidate, ...]:
 def _time(column: ColumnProfile) -> TimeCandidate | None:
     named = [word for word in name_words(column.name) if word in _TIME_WORDS]
     bonus, reasons = (0.15, [f"named {named[0]}"]) if named else (0.0, [])
+    if _BIRTH_WORDS.intersection(name_words(column.name)):
+        return None
     first, last, unit = column.first, column.last, None
     if column.role == "time":
         is_date = column.type.startswith("date")

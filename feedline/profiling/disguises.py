@@ -2,8 +2,8 @@
 
 Runs in: the process that profiles. Pure. A column seems to be the label in disguise if it, its nulls, or the lengths of
 its lists tell the label nearly always: by the area under the ROC curve of a binary label (its distance from a half),
-by Pearson's correlation with another label, or by the uncertainty coefficient of few values and a label of few values
-(Theil 1970: the share of the label's entropy that they take away).
+by Pearson's or Spearman's correlation with another label, or by the uncertainty coefficient of few values and a label
+of few values (Theil 1970: the share of the label's entropy that they take away). A label of strings is one of classes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ import polars as pl
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-_AUC, _UNCERTAINTY, _PEARSON = 0.99, 0.98, 0.9999
+_AUC, _UNCERTAINTY, _PEARSON, _SPEARMAN = 0.99, 0.98, 0.9999, 0.9999
 _LEAST_ROWS = 50  # with a label; fewer say nothing
 _LEAST_CLASS = 5  # rows of other values of a label than its most frequent one
+_NEARLY = 0.05  # Pearson's correlation of numbers whose ranks may be alike: less is that of few extreme ones
 _ROWS = 32_768  # compared, about: every so many of the sample's
 _ROWS_PER_VALUE = 8  # of columns whose values are taken one by one
 _MOST_CLASSES = 100  # of a label whose values are taken one by one
 
 
 class LabelValues:
-    """A label's values, and measures of other columns against them. is_binary: 0 and 1 alone; has_classes: few values;
-    is_usable: it varies, and enough rows have it."""
+    """A label's values, and measures of other columns against them. is_binary: 0 and 1 alone, or two strings;
+    has_classes: few values; is_usable: it varies, and enough rows have it; strings need few values, too."""
 
     def __init__(self, label: pl.Series) -> None:
         self._step = max(len(label) // _ROWS, 1)
-        values = _floats(label.gather_every(self._step))
+        label = label.gather_every(self._step)
+        is_named = not (label.dtype.is_numeric() or label.dtype == pl.Boolean)
+        values = _floats(label.rank("dense").cast(pl.Int64) - 1 if is_named else label)
         self._valid = np.isfinite(values)
         self._values = values[self._valid]
         self._nulls = np.isnan(values)
@@ -40,7 +43,8 @@ class LabelValues:
         _, self._classes, rows = np.unique(self._values, return_inverse=True, return_counts=True)
         self._class_count = len(rows)
         self.has_classes = self._class_count <= _MOST_CLASSES
-        self.is_usable = len(self._values) >= _LEAST_ROWS and _varies(rows)
+        self.is_usable = len(self._values) >= _LEAST_ROWS and _varies(rows) and (self.has_classes or not is_named)
+        self._is_nominal = is_named and not self.is_binary  # the order of its values means nothing
 
     def compare(self, column: pl.Series, distinct: int) -> tuple[str | None, float | None]:
         """Why a column seems to be the label in disguise (None if it does not), and its correlation with the label:
@@ -58,7 +62,11 @@ class LabelValues:
                 return found, None
             values, label = numbers[finite], self._values[finite]
             found = found or self._by_numbers(values, finite, what)
-            return found, None if column.dtype.is_nested() else pearson(values, label)
+            if column.dtype.is_nested():
+                return found, None
+            if self._is_nominal:
+                return found, correlation_ratio(values, self._classes[finite])
+            return found, pearson(values, label)
         if not self.has_classes or column.dtype.is_nested() or distinct * _ROWS_PER_VALUE > len(self._values):
             return found, None
         counts = self._counts(column.filter(pl.Series(self._valid)).rank("dense").fill_null(0).to_numpy())
@@ -88,8 +96,11 @@ class LabelValues:
             return None
         if not self.is_binary:
             found = pearson(values, label)
-            if found is not None and abs(found) >= _PEARSON:
+            if found is not None and abs(found) >= _PEARSON and not self._is_nominal:
                 return f"{what} tells the label: the correlation is {found:.5f}"
+            found = pearson(_ranks(values), _ranks(label)) if self._is_likely(found) else None
+            if found is not None and abs(found) >= _SPEARMAN:
+                return f"{what} tells the label: the correlation of ranks is {found:.5f}"
         if not self.has_classes:
             return None
         distinct, value = np.unique(values, return_inverse=True)
@@ -101,6 +112,10 @@ class LabelValues:
         if area is not None and max(area, 1 - area) >= _AUC:
             return f"{what} tells the label: the area under its ROC curve is {max(area, 1 - area):.4f}"
         return _by_values(counts) if is_few else None
+
+    def _is_likely(self, correlation: float | None) -> bool:
+        """Whether ranks may be alike where values have this correlation: numbers rise with each other, about."""
+        return not self.has_classes and (correlation is None or abs(correlation) >= _NEARLY)
 
     def _counts(self, value: npt.NDArray[np.integer[Any]], rows: Flags | slice = slice(None)) -> Floats:
         """Rows by value of the label and of a column: float64 [classes, values]. value: [rows], numbered from 0."""
@@ -135,6 +150,22 @@ def pearson(one: Floats, other: Floats) -> float | None:
         size = float(np.sum(left * left)) * float(np.sum(right * right))
         found = float(np.sum(left * right)) / math.sqrt(size or math.nan)
     return found if math.isfinite(size) and math.isfinite(found) else None
+
+
+def correlation_ratio(values: Floats, classes: npt.NDArray[np.integer[Any]]) -> float | None:
+    """The root of the share of the variance of numbers that classes tell; None where they do not vary."""
+    rows, off = np.bincount(classes), values - values.mean()
+    sums = np.bincount(classes, weights=off)
+    with np.errstate(all="ignore"):
+        share = float(np.sum(sums[rows > 0] ** 2 / rows[rows > 0]) / np.sum(off * off))
+    return math.sqrt(min(share, 1.0)) if math.isfinite(share) else None
+
+
+def _ranks(values: Floats) -> Floats:
+    """The mean rank of each value among equal ones."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return ranks
 
 
 def roc_area(zeros: Floats, ones: Floats) -> float | None:

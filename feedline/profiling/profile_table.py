@@ -129,6 +129,8 @@ def _measure_columns(taken: TableSample, options: ProfileOptions, selected_rows:
             shown=options.values or name in snapshot.partition_columns,
         )
         profile, why = measure_any(column), sample.unreadable.get(name)
+        is_index = name in taken.index_columns and profile.role != "time" and profile.time_like is None
+        profile = replace(profile, is_index=is_index)
         if name in snapshot.partition_columns:
             return replace(profile, partition=True)
         return profile if why is None else replace(profile, role="unsupported", reason=why)
@@ -165,7 +167,7 @@ def _compare(
     read = set(rows.column_names)
     by_name = {column.name: column for column in columns}
     against = None
-    if label is not None and label in read and by_name[label].role in ("numeric", "category"):
+    if label is not None and label in read and by_name[label].role in ("numeric", "category", "string"):
         values = LabelValues(frame_column(rows[label]))
         against = values if values.is_usable else None
     times = None
@@ -192,7 +194,7 @@ def _compare(
             disguise, correlation = against.compare(series, distinct)
             shared = against.shared_nulls(series)
             column = replace(column, disguise=disguise, correlation=correlation, shared_nulls=shared)
-        ordered = column.role in ("numeric", "category", "time") and series.dtype != pl.Boolean
+        ordered = column.role in ("numeric", "category", "time", "string") and series.dtype != pl.Boolean
         if times is not None and column.name != time and ordered:
             column = replace(column, time_order=times.direction(series))
         return column
@@ -237,6 +239,13 @@ def _sessions(
     return (*first, *sorted(others, key=lambda candidate: -candidate.score))
 
 
+def _is_compared(label: ColumnProfile) -> bool:
+    values = label.vocabulary
+    return label.role in ("numeric", "category") or (
+        label.role == "string" and values is not None and values.sample <= _MOST_CLASSES
+    )
+
+
 def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str | None) -> list[str]:
     """Sentences on what deserves a look."""
     found = []
@@ -252,8 +261,8 @@ def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str |
         for column in columns
         if column.disguise is not None
     ]
-    if label is not None and label in {each.name for each in columns if each.role not in ("numeric", "category")}:
-        found.append(f"column {label!r} was not compared with others: labels are numbers or Booleans")
+    if label is not None and label in {each.name for each in columns if not _is_compared(each)}:
+        found.append(f"column {label!r} was not compared with others: labels are numbers, Booleans or a few strings")
     if (ignored := taken.snapshot.ignored) > 0:
         found.append(f"{ignored:,} files with other suffixes than Parquet's are no part of the table")
     return found

@@ -113,7 +113,10 @@ class ColumnProfile:
     id_like: nearly every row has a value of its own. time_like: a reason why it may be a time. label_like: a reason why
     it may be a label. disguise: why it seems to be the chosen label in disguise. correlation: with the label, Pearson's
     for numbers, Cramer's V for codes. shared_nulls: Pearson's of its nulls with those of the label: near 1 for columns
-    that are written with the label.
+    that are written with the label. unknown: the share of held-out rows whose value no row to learn from has; gain: the
+    share of the label's variance that values tell in held-out rows; as_ids: why integers are ids, which predict better
+    so; same_moment: the column whose times are the same (these four: `feedline init`). is_index: an index of pandas,
+    which numbers rows.
     """
 
     name: str
@@ -147,6 +150,11 @@ class ColumnProfile:
     disguise: str | None = None
     correlation: float | None = None
     shared_nulls: float | None = None
+    unknown: float | None = None
+    gain: float | None = None
+    as_ids: str | None = None
+    same_moment: str | None = None
+    is_index: bool = False
 
     @property
     def all_null(self) -> bool:

@@ -7,11 +7,15 @@ are taken, and the others left out, too.
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from feedline.errors import StoreError, TableArgumentError, TableError, TableNotFoundError
 from feedline.expressions import BoundExpression, bind_where
@@ -21,12 +25,15 @@ from feedline.warehouse.bad_files import reason_of
 from feedline.warehouse.discovery import logs
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.reading.fragment import nearest_hint
+from feedline.warehouse.reading.fragment import UNCOUNTED, fragment_at, nearest_hint
+from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.scan import check_footers
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import join, redact
 
+# Of an index without a name: as pandas writes it to Parquet, as it reads it from CSV, and as R's tables have it.
+_INDEX_NAME = re.compile(r"__index_level_[0-9]+__|Unnamed: [0-9]+|rownames")
 _UNITS = {"sample": "row groups", "columns": "columns", "comparisons": "columns", "sessions": "candidates"}
 
 
@@ -54,7 +61,7 @@ class ProfileOptions:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableSample:
     """A table's snapshot, a sample of its rows, and what was wrong with it. format: hive, manifest, delta or iceberg;
-    where: bound; skipped: files that were left out, each with the reason."""
+    where: bound; skipped: files that were left out, each with the reason; index_columns: of pandas."""
 
     snapshot: Snapshot
     sample: RowSample
@@ -62,6 +69,32 @@ class TableSample:
     where: BoundExpression | None
     skipped: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
+    index_columns: frozenset[str] = frozenset()
+
+    def rows_where(self, where: str | None) -> pa.Table:
+        """The sampled rows that an expression keeps; all, if it needs a column that was not sampled."""
+        rows = self.sample.rows
+        return rows if where is None else rows.filter(pa.array(self.keeps(where)))
+
+    def select(self, where: str | None) -> TableSample:
+        """The sample of the rows that an expression keeps."""
+        if where is None:
+            return self
+        kept = self.keeps(where)
+        sample = self.sample
+        rows = replace(
+            sample, rows=sample.rows.filter(pa.array(kept)), piece=sample.piece[kept], row_group=sample.row_group[kept]
+        )
+        return replace(self, sample=rows, where=bind_where(where, self.snapshot.schema))
+
+    def keeps(self, where: str) -> npt.NDArray[np.bool_]:
+        """bool [rows]: which sampled rows an expression keeps."""
+        rows, bound = self.sample.rows, bind_where(where, self.snapshot.schema)
+        every = np.ones(rows.num_rows, np.bool_)
+        if not rows.num_rows or not bound.columns <= set(rows.column_names):
+            return every
+        stays = [RowFilter(where=bound).apply(batch, "", 0).stays for batch in rows.combine_chunks().to_batches()]
+        return np.concatenate([each for each in stays if each is not None] or [every])
 
 
 def report_phase(phase: str, done: int, total: int) -> None:
@@ -103,7 +136,22 @@ def sample_table(table: str | Sequence[str], options: ProfileOptions) -> TableSa
         where=where,
         skipped=(*skipped, *sample.skipped),
         warnings=tuple(dict.fromkeys(str(each.message) for each in caught)),
+        index_columns=_index_columns(snapshot),
     )
+
+
+def _index_columns(snapshot: Snapshot) -> frozenset[str]:
+    """The columns that are an index of pandas, by their names and by what the first file says."""
+    found = {name for name in snapshot.schema.names if _INDEX_NAME.fullmatch(name)}
+    if not len(snapshot.row_groups):
+        return frozenset(found)
+    try:
+        with fragment_at(snapshot, 0, np.array([0]), np.array([UNCOUNTED])).open() as file:
+            described = json.loads((file.metadata.metadata or {}).get(b"pandas", b"{}"))
+    except (TableError, ValueError):
+        return frozenset(found)
+    named = described.get("index_columns", ()) if isinstance(described, dict) else ()
+    return frozenset(found.union(name for name in named if isinstance(name, str)))
 
 
 def _columns_to_read(snapshot: Snapshot, options: ProfileOptions) -> tuple[str, ...]:

@@ -24,8 +24,10 @@ class TimeOrder:
         self._moment = (ordered != ordered.shift()).fill_null(True).cum_sum().to_numpy().astype(np.int64)
 
     def direction(self, column: pl.Series) -> int:
-        """1 if a column of numbers or times never falls in the order of time, -1 if it never rises, 0 for all else and
-        for constants. Rows without a value are left out."""
+        """1 if a column of numbers, times or strings never falls in the order of time, -1 if it never rises, 0 for all
+        else and for constants. Rows without a value are left out."""
+        if column.dtype in (pl.String, pl.Binary):
+            column = column.rank("dense")
         values = column.cast(pl.Float64) if column.dtype.is_decimal() else column.to_physical()
         values = values.gather(self._rows)
         moments = self._moment

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -118,10 +119,21 @@ def test_keys_are_those_of_the_selected_files(clicks: Path):
     assert (key.first, key.last, key.constant) == ("2026-01-02", "2026-01-02", True)
 
 
-def test_labels_of_strings_are_said(clicks: Path):
-    facts = profile(clicks, label="str_0", columns=())
-    assert facts.label == "str_0"
-    assert "'str_0' was not compared" in facts.warnings[-1]
+def test_labels_that_are_not_compared_are_said(clicks: Path):
+    facts = profile(clicks, label="hist_0", columns=())
+    assert facts.label == "hist_0"
+    assert "'hist_0' was not compared" in facts.warnings[-1]
+
+
+def test_an_index_of_pandas_is_known_by_its_name_and_by_the_metadata(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"Unnamed: 0": range(300), "x": rng.normal(size=300), "y": rng.integers(0, 2, 300)})
+    days = pd.date_range("2026-01-01", periods=300, name="day")
+    for name, index in (("place", pd.RangeIndex(300)[::-1].rename("place")), ("day", days), (None, range(300, 0, -1))):
+        rows.set_axis(pd.Index(index, name=name)).to_parquet(tmp_path / "t.parquet")
+        found = {each.name for each in profile(tmp_path / "t.parquet").columns if each.is_index}
+        expected = {"Unnamed: 0"} | ({"place"} if name == "place" else set())
+        assert found - {"__index_level_0__"} == expected
 
 
 def test_the_same_table_has_the_same_facts(clicks: Path):

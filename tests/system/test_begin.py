@@ -78,13 +78,13 @@ def test_clicks_in_sessions(clicks: Path, tmp_path: Path):
     assert spec.dedup
     assert spec.shuffle is not None
     assert spec.shuffle.by == "session_id"
-    shown = trained(tmp_path)
+    shown = trained(tmp_path, "--epochs", "2")
     assert re.search(r"epoch 0: loss 0\.\d+, [\d,]+ rows", shown)
-    assert re.search(r"AUC 0\.[5-9]\d+, loss 0\.\d+ on [\d,]+ held-out rows", shown)
+    assert re.search(r"AUC 0\.[5-9]\d+ ± 0\.\d+ on [\d,]+ held-out rows; AUC 0.5 is chance\n$", shown)
 
 
 def test_classes_of_a_single_file_with_odd_names(tmp_path: Path):
-    """No time and no identity: measured on the end of the epoch. The classes are strings, and can be told apart."""
+    """No time and no identity: measured on rows held out by a hash. The classes are strings, and can be told apart."""
     species = RNG.integers(0, 3, ROWS)
     columns = {
         "spe cies": np.array(["setosa", "versi color", "virgi\nnica"])[species],
@@ -96,9 +96,13 @@ def test_classes_of_a_single_file_with_odd_names(tmp_path: Path):
     pq.write_table(pa.table(columns), tmp_path / "it's one.parquet")
     begun(tmp_path / "it's one.parquet", tmp_path / "out", "--label", "spe cies")
     shown = trained_here(tmp_path / "out", "--epochs", "8")
-    found = re.findall(r"accuracy (\S+), loss \S+ on ([\d,]+) rows of the epoch's end, before learning", shown)
+    found = re.findall(r"the best of \d+ epochs, after \d+:\naccuracy (\S+) ± \S+ on ([\d,]+) held-out rows", shown)
     assert len(found) == 1
     assert float(found[0][0]) > 0.9
+    pipeline = tmp_path / "out" / "pipeline.yaml"
+    rows = [Pipeline.from_yaml(pipeline, {"source.sample.rest": rest}).plan().facts().rows for rest in (False, True)]
+    assert sum(rows) == ROWS
+    assert f"{rows[1]:,}" == found[0][1]
 
 
 def test_a_number_by_time(tmp_path: Path):
@@ -119,12 +123,28 @@ def test_a_number_by_time(tmp_path: Path):
     begun(f"{tmp_path}/*.parquet", tmp_path / "out", "--label", "price")
     assert load_spec(tmp_path / "out" / "pipeline.yaml").source.where.startswith("price.is_finite() and sold < ")
     shown = trained_here(tmp_path / "out", "--epochs", "10")
-    error, mean = map(float, re.findall(r"RMSE (\S+) on [\d,]+ held-out rows; (\S+) for their mean", shown)[-1])
+    error, mean = map(float, re.findall(r"RMSE (\S+) ± \S+ on [\d,]+ held-out rows; (\S+) for", shown)[-1])
     assert error < 0.8 * mean
 
 
+def test_a_coin_flip_stays_one_whatever_the_number_of_epochs(tmp_path: Path):
+    """Nothing can be learnt but the rows themselves, and no figure is on rows that were learnt from."""
+    columns = {f"c{index}": [f"v{each}" for each in RNG.integers(0, 300, 2_500)] for index in range(6)}
+    pq.write_table(pa.table({"label": RNG.integers(0, 2, 2_500), **columns}), tmp_path / "coin.parquet")
+    begun(tmp_path / "coin.parquet", tmp_path / "out", "--yes")
+    figures = []
+    for epochs in ("1", "12"):
+        shown = trained_here(tmp_path / "out", "--epochs", epochs)
+        figures += map(float, re.findall(r"AUC (\S+) ±", shown))
+    assert len(figures) >= 7
+    assert max(figures) < 0.62  # 500 rows: four standard errors
+    shown = trained_here(tmp_path / "out")
+    assert "epoch" not in shown.splitlines()[0]  # five epochs without a gain have ended it
+    assert re.match(r"the best of \d+ epochs, after [1-7]:", shown)
+
+
 @pytest.mark.nightly
-def test_a_second_start_trains_the_next_epoch_and_an_interrupted_one_continues(clicks: Path, tmp_path: Path):
+def test_an_interrupted_training_continues(clicks: Path, tmp_path: Path):
     begun(clicks, tmp_path, "--yes", "--session", "")
     script = (tmp_path / "train.py").read_text()
     stopping = "if batch.step == 40: raise KeyboardInterrupt"  # as Ctrl-C between two batches
@@ -135,12 +155,12 @@ def test_a_second_start_trains_the_next_epoch_and_an_interrupted_one_continues(c
     assert run.returncode == 130, run.stderr
     assert "stopped and saved: python train.py continues" in run.stdout
     (tmp_path / "train.py").write_text(script)
-    first = trained(tmp_path)
+    first = trained(tmp_path, "--epochs", "1")
     rows = int(re.search(r"epoch 0: loss \S+, ([\d,]+) rows", first)[1].replace(",", ""))  # type: ignore[index]
     pipeline = Pipeline.from_yaml(tmp_path / "pipeline.yaml")
     size = pipeline.spec.batch.size
     assert rows == sum(batch.rows for batch in pipeline.batches()) - 41 * size
-    assert "epoch 1: loss" in trained(tmp_path)
+    assert "epoch 1: loss" in trained(tmp_path, "--epochs", "2")
 
 
 @pytest.mark.nightly
@@ -156,7 +176,7 @@ def test_flights(tmp_path: Path):
     assert run.returncode == 0
     shown = begun(tmp_path / "flights", tmp_path / "out", "--label", "arr_delay")
     assert "dep_delay correlates with the label (+0.92)" in shown
-    assert re.search(r"RMSE 1\d\.\d+ on 27,020 held-out rows; 4\d", trained(tmp_path / "out"))
+    assert re.search(r"RMSE 1\d\.\d+ ± 0\.\d+ on [\d,]+ held-out rows; 4\d", trained(tmp_path / "out", "--epochs", "1"))
 
 
 @pytest.mark.nightly

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedline.commands.begin.baseline import require_packages, train_and_compare
 from feedline.commands.begin.choices.label_choice import require_label
 from feedline.commands.begin.init_plan import Choices, InitPlan
 from feedline.commands.begin.pipeline_text import decisions_of, pipeline_text
@@ -34,8 +35,7 @@ from feedline.errors import SpecError
 from feedline.pipeline import Pipeline
 from feedline.profiling.profile_table import table_facts_of
 from feedline.profiling.table_facts import TableFacts
-from feedline.profiling.table_sample import ProfileOptions, sample_table
-from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.profiling.table_sample import ProfileOptions, TableSample, sample_table
 from feedline.warehouse.storage.locations import redact
 
 PIPELINE_FILE, SCRIPT_FILE = "pipeline.yaml", "train.py"
@@ -58,6 +58,9 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the guesses.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Print pipeline.yaml, and write nothing.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Fit and train as well, and compare with a logistic regression.")
+    ] = False,
 ) -> None:
     """Look at a table, and write a commented pipeline.yaml and a train.py that runs.
 
@@ -65,26 +68,33 @@ def init(
     """
     if not stdout and not force:
         _refuse_existing(output)
+    if check:
+        require_packages()
     console = console_on(stderr=stdout)
     choices = Choices(label=label, time=time, session=session, max_features=max_features)
     with exit_on_signals(lambda: say(Console(stderr=True), "\nstopped: nothing was written")):
-        facts, choices, snapshot = _look(
+        facts, choices, sample = _look(
             table, table_format, choices, ask=not yes and not stdout and is_interactive(), console=console
         )
         with tempfile.TemporaryDirectory() as scratch:
             folder = TrialFolder(folder=str(output.absolute()), work_dir=scratch)
-            plan = try_plan(facts, choices, snapshot, table=_named_from(table, output), folder=folder)
+            plan = try_plan(sample, facts, choices, table=_named_from(table, output), folder=folder)
         if stdout:
             print(pipeline_text(plan), end="")
             return
         _write(output, {PIPELINE_FILE: pipeline_text(plan), SCRIPT_FILE: train_script(plan)})
     _print_summary(plan, output, console)
+    if check:
+        say(console, f"\npython {output / SCRIPT_FILE}:")
+        figure = train_and_compare(output, PIPELINE_FILE, SCRIPT_FILE)
+        kind = "linear" if plan.label.task == "regression" else "logistic"
+        say(console, f"a {kind} regression on the same rows and features:\n{figure}")
 
 
 def _look(
     table: str, table_format: str, choices: Choices, *, ask: bool, console: Console
-) -> tuple[TableFacts, Choices, Snapshot]:
-    """The facts of the table beside its label, the choices, and the snapshot that both are of."""
+) -> tuple[TableFacts, Choices, TableSample]:
+    """The facts of the table beside its label, the choices, and the sample that both are of."""
     options = ProfileOptions(
         label=choices.label,
         time=choices.time or None,
@@ -99,11 +109,11 @@ def _look(
     chosen = guess_choices(facts, ask_choices(facts, choices, console) if ask and facts.rows else choices)
     require_label(facts, chosen.label)
     if chosen.label == facts.label and (chosen.time or facts.time) == facts.time:
-        return facts, chosen, sample.snapshot
+        return facts, chosen, sample
     options = replace(options, label=chosen.label, time=chosen.time or None, session=chosen.session or None)
     with ProgressLine():  # the columns were compared with another label, or none
         facts = table_facts_of(sample, options)
-    return replace(facts, uri=redact(table)), chosen, sample.snapshot
+    return replace(facts, uri=redact(table)), chosen, sample
 
 
 def _named_from(table: str, folder: Path) -> str:

@@ -5,6 +5,7 @@ Pure values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -63,12 +64,16 @@ class LabelChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The rows that no model learns from: by the column `by`; `train` and `held_out` are expressions, and exclude each
-    other. Rows where the column is null are in neither."""
+    """The rows that no model learns from, by the columns `by` (none: by their place).
 
-    by: str
-    train: str
-    held_out: str
+    train, held_out: expressions that exclude each other; rows where the column is null are in neither. sample: without
+    these, `source.sample` with the rows to learn from, whose rest is held out.
+    """
+
+    by: tuple[str, ...]
+    train: str | None = None
+    held_out: str | None = None
+    sample: Mapping[str, object] | None = None
     reason: str
 
 
@@ -84,11 +89,15 @@ class DedupChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What the caller, or a person at a terminal, has chosen; None where `init` guesses, "" for none."""
+    """What the caller, or a person at a terminal, has chosen; None where `init` guesses, "" for none.
+
+    session_named: the session is no guess.
+    """
 
     label: str | None = None
     time: str | None = None
     session: str | None = None
+    session_named: bool = False
     max_features: int = 500
 
 
@@ -105,7 +114,7 @@ class InitPlan:
     label: LabelChoice
     features: tuple[PlannedFeature, ...]
     left_out: tuple[LeftOut, ...]
-    held_out: HeldOut | None
+    held_out: HeldOut
     time: str | None
     session: str | None
     dedup: DedupChoice | None
@@ -117,12 +126,15 @@ class InitPlan:
     @property
     def where(self) -> str | None:
         """The rows that the model learns from."""
-        parts = [self.label.where, None if self.held_out is None else self.held_out.train]
-        return " and ".join(part for part in parts if part) or None
+        return _all_of(self.label.where, self.held_out.train)
 
     @property
-    def held_out_where(self) -> str | None:
-        """The rows that it is evaluated on; None if none are held out."""
-        if self.held_out is None:
-            return None
-        return " and ".join(part for part in (self.label.where, self.held_out.held_out) if part)
+    def held_out_keys(self) -> dict[str, object]:
+        """Keys of pipeline.yaml with which it has the rows that the model is evaluated on."""
+        if self.held_out.sample is not None:
+            return {"source.sample.rest": True}
+        return {"source.where": _all_of(self.label.where, self.held_out.held_out)}
+
+
+def _all_of(*conditions: str | None) -> str | None:
+    return " and ".join(each for each in conditions if each) or None

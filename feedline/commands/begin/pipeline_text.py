@@ -72,10 +72,13 @@ def _source(plan: InitPlan) -> Iterator[str]:
         yield "  format: manifest"
     if plan.where is not None:
         reasons = [] if plan.label.where is None else ["rows with a label"]
-        if plan.held_out is not None:
+        if plan.held_out.train is not None:
             reasons.append(f"train.py evaluates on the others: {plan.held_out.reason}")
         yield from _wrapped("; ".join(reasons), indent="  ")
         yield f"  where: {yaml_value(plan.where)}"
+    if plan.held_out.sample is not None:
+        yield from _wrapped(f"train.py evaluates on the rest: {plan.held_out.reason}", indent="  ")
+        yield f"  sample: {yaml_value(plan.held_out.sample)}"
     if plan.skip_bad_files:
         yield "  on_bad_file: skip  # corrupt files are left out and reported; `error`, the default, refuses them"
 
@@ -197,8 +200,8 @@ def decisions_of(plan: InitPlan) -> Iterator[tuple[str, str]]:
     yield "label", f"{plan.label.column}: {plan.label.task}: {plan.label.reason}"
     if plan.time is not None:
         yield "time", plan.time
-    held_out = "none: train.py measures on the last batches, before it learns from them"
-    yield "held out", held_out if plan.held_out is None else f"{plan.held_out.held_out}: {plan.held_out.reason}"
+    rows = "" if plan.held_out.held_out is None else f"{plan.held_out.held_out}: "
+    yield "held out", f"{rows}{plan.held_out.reason}"
     counts = {group: sum(each.group == group for each in plan.features) for group in GROUPS}
     yield "features", ", ".join(f"{count} {group}" for group, count in counts.items() if count)
     for each in plan.left_out[:8]:

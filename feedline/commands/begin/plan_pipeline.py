@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from feedline.commands.begin.choices.column_choice import choose_columns, keep_best
-from feedline.commands.begin.choices.held_out import SHARE, choose_held_out
-from feedline.commands.begin.choices.label_choice import choose_label, guess_label, require_column, require_label
+from feedline.commands.begin.choices.label_choice import guess_label, require_column
 from feedline.commands.begin.figures import number, percent
-from feedline.commands.begin.init_plan import Choices, DedupChoice, InitPlan, LeftOut, PlannedFeature
+from feedline.commands.begin.init_plan import (
+    Choices,
+    DedupChoice,
+    HeldOut,
+    InitPlan,
+    LabelChoice,
+    LeftOut,
+    PlannedFeature,
+)
 from feedline.errors import PlanError
 from feedline.profiling.table_facts import SessionCandidate, TableFacts
 
 WORTHWHILE = 0.1  # the share of a slot's bytes that deduplication has to save
-_MOST_ROWS_OF_A_BATCH, _FEWEST_ROWS_OF_A_BATCH = 8_192, 16
+_MOST_ROWS_OF_A_BATCH, _FEWEST_ROWS_OF_A_BATCH = 8_192, 64
 _STEPS = 50  # of an epoch at least, by the size of batches
 _STEPS_TO_DROP = 20  # a last step that is not full is less than a twentieth then
 _NAME = re.compile(r"[^A-Za-z0-9]+")
@@ -38,23 +45,23 @@ def guess_choices(facts: TableFacts, choices: Choices) -> Choices:
     label = choices.label if choices.label is not None else guess_label(facts)
     time = choices.time if choices.time is not None else next((each.column for each in facts.times), "")
     session = choices.session if choices.session is not None else _worthwhile_session(facts.sessions)
-    return Choices(label=label, time=time, session=session, max_features=choices.max_features)
+    return Choices(
+        label=label,
+        time=time,
+        session=session,
+        session_named=choices.session_named or bool(choices.session),
+        max_features=choices.max_features,
+    )
 
 
 def plan_pipeline(
-    facts: TableFacts, choices: Choices, *, table: str, refused: Collection[str] = (), share: float = SHARE
+    facts: TableFacts, choices: Choices, *, label: LabelChoice, held_out: HeldOut, table: str
 ) -> InitPlan:
-    """The pipeline for a table. table: as pipeline.yaml names it. refused: columns that do not hold out rows, as was
-    found by counting; share: of the range of times to hold out.
-
-    Raises SpecError where the label is open or cannot be one, PlanError for a table without rows or features.
-    """
-    choices = guess_choices(facts, choices)
-    label = choose_label(facts, require_label(facts, choices.label))
+    """The pipeline for a table. facts: of the rows to learn from. choices: without an open one. table: as pipeline.yaml
+    names it. Raises PlanError for a table without features."""
     time, session = choices.time or None, choices.session or None
-    held_out = [each for each in choose_held_out(facts, time, share) if each.by not in refused]
-    split_by = next((key.name for key in facts.partitions if held_out and key.name == held_out[0].by), None)
-    features, left_out = choose_columns(facts, label=label.column, time=time, session=session, split_by=split_by)
+    split_by = [key.name for key in facts.partitions if held_out.train is not None and key.name in held_out.by]
+    features, left_out = choose_columns(facts, label=label.column, time=time, split_by=split_by)
     features, beyond = keep_best(features, choices.max_features)
     left_out += [_beyond(each, choices.max_features) for each in beyond]
     if not features:
@@ -71,7 +78,7 @@ def plan_pipeline(
         label=label,
         features=tuple(features),
         left_out=tuple(left_out),
-        held_out=held_out[0] if held_out else None,
+        held_out=held_out,
         time=time,
         session=session,
         dedup=_dedup(facts, session),

@@ -6,6 +6,7 @@ Pure but for reading the program's text, which is a file of the package.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from feedline.commands.begin.init_plan import InitPlan
@@ -23,10 +24,15 @@ def train_script(plan: InitPlan) -> str:
         ("TASK", _string(label.task)),
         ("CLASSES", repr(label.classes)),
         ("MEAN, STD", f"{label.mean!r}, {label.std!r}"),
-        ("HELD_OUT", "None" if plan.held_out_where is None else _string(plan.held_out_where)),
+        ("HELD_OUT", _mapping(plan.held_out_keys)),
     ):
         text = _with_value(text, name, value)
     return text
+
+
+def _mapping(keys: Mapping[str, object]) -> str:
+    pairs = ((key, _string(value) if isinstance(value, str) else repr(value)) for key, value in keys.items())
+    return "{" + ", ".join(f'"{key}": {value}' for key, value in pairs) + "}"
 
 
 def _string(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Try a plan on its table before it is written: every feature compiles, both sides of the split hold rows.
+"""Try a plan on its table before it is written: every feature compiles, enough rows are held out.
 
 Runs in: the process of `feedline init`. It counts rows of tables that are not too large for a
 command of seconds; nothing is fitted.
@@ -6,11 +6,27 @@ command of seconds; nothing is fitted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from feedline.commands.begin.choices.held_out import SHARE
+import numpy as np
+import polars as pl
+import pyarrow.compute as pc
+
+from feedline.commands.begin.choices.held_out import (
+    MOST,
+    KeyRows,
+    by_hash,
+    by_keys,
+    by_time,
+    calendar_keys,
+    fewest_of,
+    share_of,
+)
+from feedline.commands.begin.choices.label_choice import choose_label, require_label
 from feedline.commands.begin.figures import percent
-from feedline.commands.begin.init_plan import Choices, DedupChoice, InitPlan, LeftOut
+from feedline.commands.begin.init_plan import Choices, DedupChoice, HeldOut, InitPlan, LabelChoice, LeftOut
+from feedline.commands.begin.learnt_facts import facts_of_learnt
 from feedline.commands.begin.pipeline_text import pipeline_text
 from feedline.commands.begin.plan_pipeline import WORTHWHILE, fitting_batches, plan_pipeline
 from feedline.errors import DataError, FeedlineError, PlanError, SpecError
@@ -20,14 +36,16 @@ from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import preview_plan
 from feedline.planning.sources.mixed_plan import require_plain
+from feedline.profiling.column_measures import frame_column
 from feedline.profiling.table_facts import TableFacts
+from feedline.profiling.table_sample import TableSample
 from feedline.spec import PipelineSpec, parse_spec
+from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 _MOST_COUNTED = 20_000_000  # rows of a table whose filter is evaluated row by row
-_LEAST, _MOST, _MOST_HELD_OUT = 0.03, 0.25, 0.5  # shares of the rows: sought of a time, and accepted
-_TRIES = 12  # of shares of a range of times
+_ROWS = "\0rows"  # a column that no table has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,31 +61,66 @@ class TrialFolder:
         return parse_spec(pipeline_text(plan), file="pipeline.yaml", overrides=keys, base_dir=self.folder)
 
 
-def try_plan(facts: TableFacts, choices: Choices, snapshot: Snapshot, *, table: str, folder: TrialFolder) -> InitPlan:
-    """The plan for a table, without features that do not compile, with a split that has rows on both sides, and with
-    deduplicated groups as measured. Raises as `plan_pipeline`."""
-    refused: set[str] = set()
-    share, tries = SHARE, 0
-    while True:
-        plan = plan_pipeline(facts, choices, table=table, refused=refused, share=share)
-        plan = without_refused(plan, folder.spec_of(plan), snapshot)
-        if not _is_countable(plan, facts):
-            return plan
-        rows = _rows_of(plan.where, snapshot, folder.work_dir)
-        if plan.held_out is not None:
-            held_out = _rows_of(plan.held_out_where, snapshot, folder.work_dir)
-            part = held_out / max(rows + held_out, 1)
-            if plan.held_out.by == plan.time and not _LEAST <= part <= _MOST and tries < _TRIES:
-                share, tries = share / 4 if part > _MOST else min(2 * share, 0.5), tries + 1
-                continue
-            if not rows or not 0 < part <= _MOST_HELD_OUT:
-                refused.add(plan.held_out.by)
-                continue
-            reason = f"{plan.held_out.reason} ({held_out:,} rows, {percent(part)})"
-            plan = replace(plan, held_out=replace(plan.held_out, reason=reason))
-        if not rows:
-            raise PlanError(f"no row of {facts.uri} has a label: got nulls in {plan.label.column!r}. Name another one")
-        return _with_groups(fitting_batches(plan, rows), folder, snapshot)
+def try_plan(sample: TableSample, facts: TableFacts, choices: Choices, *, table: str, folder: TrialFolder) -> InitPlan:
+    """The plan for a table: rows held out of which there are enough, features of the rows to learn from without those
+    that do not compile, and groups as measured. choices: without an open one. Raises as `plan_pipeline`."""
+    label = choose_label(facts, require_label(facts, choices.label))
+    held_out, rows = _hold_out(sample, facts, choices, label, folder.work_dir)
+    facts = facts_of_learnt(sample, facts, choices, label, held_out)
+    plan = plan_pipeline(facts, choices, label=label, held_out=held_out, table=table)
+    plan = without_refused(plan, folder.spec_of(plan), sample.snapshot)
+    return plan if rows is None else _with_groups(fitting_batches(plan, rows), folder, sample.snapshot)
+
+
+def _hold_out(
+    sample: TableSample, facts: TableFacts, choices: Choices, label: LabelChoice, work_dir: str
+) -> tuple[HeldOut, int | None]:
+    """The rows to hold out, and how many are left to learn from (None: not counted)."""
+    snapshot = sample.snapshot
+    for found in _ways(sample, facts, choices, label):
+        keys = {key.name for key in facts.partitions}
+        by_folders = label.where is None and set(found.by) <= keys and found.sample is None
+        if not by_folders and facts.rows > _MOST_COUNTED:
+            return found, None
+        where = " and ".join(each for each in (label.where, found.train) if each) or None
+        rows = _rows_of(where, snapshot, work_dir, found.sample)
+        others = None if found.sample is None else {**found.sample, "rest": True}
+        where = " and ".join(each for each in (label.where, found.held_out) if each) or None
+        held_out = _rows_of(where, snapshot, work_dir, others)
+        if not rows + held_out:
+            raise PlanError(f"no row of {facts.uri} has a label: got nulls in {label.column!r}. Name another one")
+        if found.sample is not None or fewest_of(rows + held_out) <= held_out <= MOST * (rows + held_out):
+            counted = f"{held_out:,} rows, {percent(held_out / (rows + held_out))}"
+            return replace(found, reason=f"{found.reason} ({counted})"), rows
+    raise AssertionError("a hash holds rows out of any table")
+
+
+def _ways(sample: TableSample, facts: TableFacts, choices: Choices, label: LabelChoice) -> Iterator[HeldOut]:
+    """Ways to hold rows out, the best first."""
+    share, time = share_of(facts.rows), choices.time or None
+    for keys in calendar_keys(facts.partitions, time):
+        found = by_keys(_folders(sample.snapshot, keys), share)
+        if found is not None:
+            yield found
+    rows = sample.rows_where(label.where)
+    if time is not None and time in rows.column_names and time not in {key.name for key in facts.partitions}:
+        for part in (share, 2 * share):  # a sample's share is not the table's
+            found = by_time(time, frame_column(rows[time]), part, facts.rows)
+            if found is not None:
+                yield found
+    yield by_hash(facts, choices.session if choices.session_named and choices.session else None)
+
+
+def _folders(snapshot: Snapshot, keys: tuple[str, ...]) -> KeyRows:
+    """The rows by the values of some partition keys; folders without a value are left out."""
+    per_file = np.bincount(
+        snapshot.file_of_row_group, weights=snapshot.rows_per_row_group, minlength=len(snapshot.files)
+    )
+    values = [pc.struct_field(snapshot.files["partition"], key).combine_chunks() for key in keys]
+    frame = pl.DataFrame([pl.Series(key, each) for key, each in zip(keys, values, strict=True)])
+    frame = frame.with_columns(pl.Series(_ROWS, per_file.astype(np.int64))).drop_nulls()
+    frame = frame.group_by(keys).agg(pl.col(_ROWS).sum()).sort(keys)
+    return KeyRows(keys=keys, values=frame.select(keys).rows(), rows=frame[_ROWS].to_list())
 
 
 def without_refused(plan: InitPlan, spec: PipelineSpec, snapshot: Snapshot) -> InitPlan:
@@ -100,17 +153,12 @@ def _plan_on(spec: PipelineSpec, snapshot: Snapshot) -> Plan:
     return require_plain(preview_plan(spec, [snapshot], lanes=1), "init")
 
 
-def _rows_of(where: str | None, snapshot: Snapshot, work_dir: str) -> int:
-    """The rows that a filter keeps, which may be none."""
+def _rows_of(where: str | None, snapshot: Snapshot, work_dir: str, sample: Mapping[str, object] | None) -> int:
+    """The rows that a filter and a sample keep, which may be none."""
     bound = None if where is None else bind_where(where, snapshot.schema)
-    return int(select_rows(snapshot, bound, work_dir=work_dir).rows.sum())
-
-
-def _is_countable(plan: InitPlan, facts: TableFacts) -> bool:
-    """Whether counting takes seconds: few rows, or a filter that the names of folders answer."""
-    keys = {key.name for key in facts.partitions}
-    by_folders = plan.label.where is None and (plan.held_out is None or plan.held_out.by in keys)
-    return by_folders or facts.rows <= _MOST_COUNTED
+    sampled = Sample.of(sample)
+    sampling = None if sampled is None else bind_sample(sampled, snapshot.schema)
+    return int(select_rows(snapshot, bound, sample=sampling, work_dir=work_dir).rows.sum())
 
 
 def _with_groups(plan: InitPlan, folder: TrialFolder, snapshot: Snapshot) -> InitPlan:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import begun_plans
 from profiles import binary, column, distinct, key, numbers, session_of, table
 
-from feedline.commands.begin.init_plan import Choices, DedupChoice, InitPlan
+from feedline.commands.begin.init_plan import DedupChoice, HeldOut, InitPlan
 from feedline.commands.begin.pipeline_text import decisions_of, pipeline_text
-from feedline.commands.begin.plan_pipeline import plan_pipeline
 from feedline.profiling.table_facts import ColumnProfile
 from feedline.spec import parse_spec
 
 
-def planned(*columns: ColumnProfile, **facts: object) -> InitPlan:
-    return plan_pipeline(table(binary(), *columns, **facts), Choices(), table="../t")  # type: ignore[arg-type]
+def planned(*columns: ColumnProfile, held_out: HeldOut | None = None, **facts: object) -> InitPlan:
+    return begun_plans.planned(table(binary(), *columns, **facts), path="../t", held_out=held_out)  # type: ignore[arg-type]
 
 
 def test_each_line_has_its_reason():
@@ -27,16 +27,19 @@ def test_each_line_has_its_reason():
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "# yaml-language-server: $schema=pipeline.schema.json"
     assert "price: [log1p, standardize, {fill_null: 0}] # skewed: median 450, maximum 900; 12 % null" in lines
-    assert "shop: [{hash_bucket: 1048576}] # 12.4 M distinct (estimate): hash_bucket" in lines
-    assert "# empty: null in every row" in lines
+    assert (
+        "shop: [{hash_bucket: {buckets: 1048576, null_bucket: true}}] # 12.4 M distinct (estimate): hash_bucket"
+        in lines
+    )
+    assert "# empty: null in every row to learn from" in lines
     assert max(map(len, text.splitlines())) <= 120
 
 
 def test_columns_that_are_alike_share_an_entry():
     plan = planned(*(column(f"f{index}") for index in range(1, 14)), column("f20"), column("f21"))
     text = pipeline_text(plan)
-    assert '"f{1..13}": [standardize]' in text
-    assert "\n    f20: [standardize]" in text
+    assert '"f{1..13}": [standardize, {fill_null: 0}]' in text
+    assert "\n    f20: [standardize, {fill_null: 0}]" in text
     assert [each.name for each in parse_spec(text).features][:13] == [f"f{index}" for index in range(1, 14)]
 
 
@@ -57,7 +60,7 @@ def test_a_column_without_a_visible_name_is_read_by_an_expression():
 
 def test_of_very_many_columns_left_out_only_the_first_have_lines():
     text = pipeline_text(planned(column("a"), *(column(f"e{index}", null_rate=1.0) for index in range(1_000))))
-    assert "# 900 more, from e100 to e999: null in every row" in text
+    assert "# 900 more, from e100 to e999: null in every row to learn from" in text
     assert len(text.splitlines()) < 150
 
 
@@ -76,6 +79,7 @@ def test_the_summary_names_what_was_decided():
         column("gone", null_rate=1.0),
         column("ds", "time", "date32[day]", partition=True),
         partitions=(key("ds", "date32[day]", 4, "2026-01-01", "2026-01-04"),),
+        held_out=HeldOut(by=("ds",), train='ds < "2026-01-04"', held_out='ds >= "2026-01-04"', reason="because"),
     )
     summary = dict(decisions_of(plan))
     assert summary["label"].startswith("clicked: binary")

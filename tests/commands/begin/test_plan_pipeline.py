@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from begun_plans import planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_validator import Validator
 from profiles import any_table, binary, column, distinct, key, session_of, table, time_of
 
-from feedline.commands.begin.init_plan import Choices, InitPlan
+from feedline.commands.begin.init_plan import Choices, HeldOut
 from feedline.commands.begin.pipeline_text import pipeline_text
-from feedline.commands.begin.plan_pipeline import fitting_batches, guess_choices, pipeline_name, plan_pipeline
+from feedline.commands.begin.plan_pipeline import fitting_batches, guess_choices, pipeline_name
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.expressions import parse
 from feedline.pipeline import Pipeline
@@ -22,10 +23,6 @@ from feedline.spec.document.yaml_document import read_document
 
 NO_CHOICES = Choices()
 VALIDATOR = Validator(Pipeline.json_schema())
-
-
-def planned(facts: TableFacts, **choices: object) -> InitPlan:
-    return plan_pipeline(facts, Choices(**choices), table="warehouse/t")  # type: ignore[arg-type]
 
 
 @given(any_table(), st.integers(1, 8))
@@ -44,14 +41,15 @@ def test_the_plan_of_any_table_is_a_pipeline_that_loads(facts: TableFacts, most:
     assert len(plan.features) <= most
     mentioned = {each.column for each in (*plan.features, *plan.left_out)}
     assert mentioned == {each.name for each in facts.columns} - {"clicked"}
-    for expression in (plan.where, plan.held_out_where):
-        assert expression is None or parse(expression)
+    assert plan.where is None or parse(plan.where)
+    assert spec.source.sample is not None
 
 
 def test_every_answer_of_the_caller_is_taken():
     facts = table(binary(), binary("other"), column("t", "time", "date32[day]"), column("t2", "time", "date32[day]"))
     chosen = Choices(label="other", time="t2", session="", max_features=3)
     assert guess_choices(facts, chosen) == chosen
+    assert not guess_choices(facts, NO_CHOICES).session_named
     assert guess_choices(facts, Choices(label="other")).time == ""
     times = (time_of("t", "2026-01-01", "2026-02-01"), time_of("t2", "2026-01-01", "2026-02-01"))
     facts = table(*facts.columns, times=times, sessions=(session_of("s"),))
@@ -78,11 +76,10 @@ def test_a_table_without_rows_or_features_is_refused():
 @pytest.mark.parametrize(
     ("rows", "size", "tail"),
     [
-        (1, 16, "partial"),
-        (799, 16, "drop"),
-        (320, 16, "drop"),
-        (319, 16, "partial"),
-        (1_600, 32, "drop"),
+        (1, 64, "partial"),
+        (1_600, 64, "drop"),
+        (1_279, 64, "partial"),
+        (6_400, 128, "drop"),
         (10**9, 8_192, "drop"),
     ],
 )
@@ -107,21 +104,26 @@ def test_names(path: str, name: str):
     assert pipeline_name(path) == name
 
 
-def test_held_out_rows_follow_the_partition_and_its_key_is_no_feature():
+def test_the_key_of_held_out_folders_is_no_feature():
     facts = table(
         binary(),
         column("a"),
         column("month", "category", "int64", partition=True, vocabulary=distinct(12)),
         partitions=(key("month", "int64", 12, "1", "12"),),
     )
-    plan = planned(facts)
-    assert plan.held_out is not None
+    split = HeldOut(by=("month",), train="month < 12", held_out="month >= 12", reason="")
+    plan = planned(facts, held_out=split)
     assert plan.where == "month < 12"
-    assert plan.held_out_where == "month >= 12"
+    assert plan.held_out_keys == {"source.where": "month >= 12"}
     assert [each.column for each in plan.features] == ["a"]
-    without = plan_pipeline(facts, NO_CHOICES, table="t", refused={"month"})
-    assert without.held_out is None
-    assert [each.column for each in without.features] == ["a", "month"]
+    assert [each.column for each in planned(facts).features] == ["a", "month"]
+
+
+def test_a_session_is_a_feature_as_others():
+    facts = table(binary(), column("item", "string", "string", vocabulary=distinct(24)), sessions=(session_of("item"),))
+    plan = planned(facts)
+    assert plan.session == "item"
+    assert [each.column for each in plan.features] == ["item"]
 
 
 def test_errors_are_those_of_wrong_input():

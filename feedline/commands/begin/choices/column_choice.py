@@ -6,7 +6,8 @@ no op reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from feedline.commands.begin.choices.id_choice import choose_boolean, choose_ids
@@ -20,15 +21,16 @@ from feedline.profiling.table_facts import ColumnProfile, TableFacts
 
 _MOSTLY_NULL = 0.98
 _NUMBERED = 2  # integers of their own within so many times the rows number them; measures are further apart
-_STEPS = 10  # values from which on an order in time is no chance
+_STEPS = 3  # values from which on an order in time is no chance
+_MOSTLY_UNKNOWN, _OFTEN_UNKNOWN = 0.5, 0.1  # shares of held-out rows
 _OTHER_LABEL = 0.7  # the score from which another candidate for the label is taken for one
 
 
 def choose_columns(
-    facts: TableFacts, *, label: str, time: str | None, session: str | None, split_by: str | None
+    facts: TableFacts, *, label: str, time: str | None, split_by: Collection[str]
 ) -> tuple[list[PlannedFeature], list[LeftOut]]:
-    """The features and the columns left out, in the table's order. label, time, session: their columns. split_by: the
-    partition key that tells held-out rows from others."""
+    """The features and the columns left out, in the table's order. label, time: their columns. split_by: the
+    partition keys that tell held-out rows from others."""
     taken = {feature_name(label, set())}
     outcomes = {each.column: each.reason for each in facts.labels if each.score >= _OTHER_LABEL}
     features: list[PlannedFeature] = []
@@ -36,8 +38,8 @@ def choose_columns(
     for column in facts.columns:
         if column.name == label:
             continue
-        reason = _uninformative(column) or _beside(column, session, split_by) or _telltale(column, outcomes)
-        reason = reason or _moving(column, facts.rows)
+        reason = _uninformative(column) or _beside(column, time, split_by) or _telltale(column, outcomes)
+        reason = reason or _moving(column, facts.rows) or _not_shared(column)
         found = _choose(column, facts, taken)
         if reason is not None:
             enable = next(iter(found), None) if isinstance(found, list) else found.enable
@@ -50,8 +52,12 @@ def choose_columns(
 
 
 def _uninformative(column: ColumnProfile) -> str | None:
+    if column.is_index:
+        return "an index of pandas: it numbers rows"
+    if column.same_moment is not None:
+        return f"the moment of {column.same_moment}, whose features are enough"
     if column.all_null:
-        return "null in every row"
+        return "null in every row to learn from"
     if column.constant and not column.null_rate:
         return "constant"
     if column.constant and column.role in ("nested", "unsupported"):
@@ -63,25 +69,39 @@ def _uninformative(column: ColumnProfile) -> str | None:
     return None
 
 
-def _beside(column: ColumnProfile, session: str | None, split_by: str | None) -> str | None:
-    if column.name == split_by:
+def _beside(column: ColumnProfile, time: str | None, split_by: Collection[str]) -> str | None:
+    if column.name == time and column.role in ("numeric", "category", "string") and column.time_like is None:
+        return "the time: later rows have values never seen in training"
+    if column.name in split_by:
         return "separates training from held-out rows, whose values are never seen in training"
-    if column.name == session:
-        return "the session: it keeps rows together, and new sessions have new values"
     return None
 
 
 def _moving(column: ColumnProfile, rows: int) -> str | None:
-    """Why the numbers of later rows are unlike those that a model learns from."""
+    """Why the values of later rows are unlike those that a model learns from."""
     numbers, values = column.numbers, column.vocabulary
-    if column.role != "numeric" or numbers is None or values is None or column.partition or column.time_like:
+    if column.role not in ("numeric", "category", "string") or values is None or column.partition or column.time_like:
         return None
-    low, high = numbers.min, numbers.max
+    low, high = (None, None) if numbers is None or column.role != "numeric" else (numbers.min, numbers.max)
     if column.id_like and low is not None and high is not None and high - low < _NUMBERED * rows:
         return "numbers the rows: each has a value of its own"
     if column.time_order and values.sample >= _STEPS:
         verb = "rises" if column.time_order > 0 else "falls"
         return f"{verb} with time: later rows have values never seen in training"
+    return None
+
+
+def _not_shared(column: ColumnProfile) -> str | None:
+    """Why values are of no use to held-out rows, which have others."""
+    if column.unknown is None or (column.role == "numeric" and column.as_ids is None):
+        return None
+    if column.unknown > _MOSTLY_UNKNOWN:
+        return f"{percent(column.unknown)} of the held-out rows have values that no row to learn from has"
+    if column.unknown > _OFTEN_UNKNOWN and (column.gain or 0.0) < 0:
+        return (
+            f"{percent(column.unknown)} of the held-out rows have values that no row to learn from has, and the "
+            "others predict worse than a constant"
+        )
     return None
 
 
@@ -97,6 +117,7 @@ def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[P
     """The features of a column by its role, with names that are free, and are taken from now on."""
     candidate = next((each for each in facts.times if each.column == column.name), None)
     is_time = column.role == "time" or column.type.startswith(("time32", "time64", "duration"))
+    is_time = is_time or (column.role == "string" and column.time_like is not None)
     if is_time or (candidate is not None and candidate.unit is not None and column.time_like):
         found = choose_times(column, candidate)
         if not found:
@@ -108,6 +129,11 @@ def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[P
         return LeftOut(column=column.name, reason=column.reason or f"no op reads {column.type}")
     if column.rows == 0:
         return LeftOut(column=column.name, reason="not sampled")
+    if column.as_ids is not None:
+        chosen = choose_ids(column)
+        if isinstance(chosen, PlannedFeature):
+            reason = f"{chosen.reason}; {column.as_ids}"
+            return [replace(chosen, name=feature_name(column.name, taken), reason=reason)]
     if column.role == "numeric":
         number = replace(choose_number(column), name=feature_name(column.name, taken))
         indicator = choose_indicator(column)
@@ -148,7 +174,8 @@ def _part_of(column: ColumnProfile, expr: str) -> PlannedFeature:
 
 def _rank(column: ColumnProfile) -> float:
     """Columns that say more about the label come first, then those with fewer nulls."""
-    return (column.null_rate or 0.0) - 2 * abs(column.correlation or 0.0)
+    told = max(abs(column.correlation or 0.0), math.sqrt(max(column.gain or 0.0, 0.0)))
+    return (column.null_rate or 0.0) - 2 * told
 
 
 def keep_best(features: Iterable[PlannedFeature], most: int) -> tuple[list[PlannedFeature], list[PlannedFeature]]:

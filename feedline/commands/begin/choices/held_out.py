@@ -1,97 +1,155 @@
-"""Choose the rows that the model is evaluated on: the last part of the table's time.
+"""Choose the rows that the model is evaluated on: the last part of the table's time, or a share by a hash.
 
 Pure. Rows drawn at random share users, sessions and days with those that the model learns from, so a measure on them
-promises too much. The order of choice: a partition key that is a date or a number (its last tenth, whole folders, which
-are never read in training), then the chosen time, then an integer that names the row. Without any, `train.py` measures
-on the last batches of the epoch, each before the model learns from it.
+promises too much. The order of choice: partition keys that are dates or parts of one (whole folders, which are never
+read in training), then the chosen time. Without any, `source.sample` keeps the rows to learn from, and its rest is held
+out: by the values of a session or an id where there is one, else by the place of a row.
+
+A tenth of the rows is held out, and up to a fifth of small tables, as fewer than a thousand rows measure little.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from typing import TypeAlias
+
+import polars as pl
 
 from feedline.commands.begin.init_plan import HeldOut
 from feedline.commands.begin.quoting import column_expr, string_literal
-from feedline.profiling.table_facts import ColumnProfile, PartitionKey, TableFacts
+from feedline.profiling.table_facts import PartitionKey, TableFacts
 
-SHARE = 0.1  # of the range of times
-_IDS = 10  # ids ending in 9 are held out
+SHARE, MOST = 0.1, 0.5  # of the rows: sought, and accepted
+_SHARE_OF_FEW, _ENOUGH_ROWS, _LEAST_SHARE = 0.2, 1_000, 0.01
+_FEWEST_KEYS = 1_000  # values of a session by which rows are held out: of few, a tenth is no tenth of the rows
 _PERIODS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1))
-_FEWEST_PERIODS = 2  # in the held-out part of the range, of those between two of which its border lies
-_CALENDAR = ("year", "month", "week", "day", "date", "ds", "dt", "hour")
+_FEWEST_PERIODS = 2  # in the held-out part, of those that its border is rounded to
+_CALENDAR = ("date", "ds", "dt", "year", "quarter", "month", "week", "day", "hour")
+KeyValue: TypeAlias = int | str | date
 
 
-def choose_held_out(facts: TableFacts, time: str | None, share: float = SHARE) -> list[HeldOut]:
-    """Ways to hold rows out, the best first; whether there are rows on both sides is for the caller to count.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRows:
+    """The folders of a table by some of its keys: values of each, ascending, and the rows below them."""
 
-    share: of the range of the chosen time. Where few rows are far from the others, another share of the range has a
-    tenth of the rows.
-    """
-    found = [_by_key(key) for key in _ordered(facts.partitions, time)]
-    if time is not None and time not in {key.name for key in facts.partitions}:
-        found.append(_by_time(facts, facts.column(time), share))
-    found += [_by_id(column) for column in facts.columns if column.id_like and column.type.startswith("int")]
-    return [each for each in found if each is not None]
+    keys: tuple[str, ...]
+    values: Sequence[tuple[KeyValue, ...]]
+    rows: Sequence[int]
 
 
-def _ordered(keys: tuple[PartitionKey, ...], time: str | None) -> list[PartitionKey]:
-    """Partition keys that may be times, the chosen time first, then the coarser before the finer, as in folders."""
-    times = [key for key in keys if key.name == time or key.type.startswith("date") or key.name.lower() in _CALENDAR]
-    return sorted(times, key=lambda key: key.name != time)
+def share_of(rows: int) -> float:
+    """The share of the rows to hold out."""
+    return max(SHARE, min(_SHARE_OF_FEW, _ENOUGH_ROWS / max(rows, 1)))
 
 
-def _by_key(key: PartitionKey) -> HeldOut | None:
-    if key.values < 2 or key.first is None or key.last is None:
+def fewest_of(rows: int) -> int:
+    """The fewest held-out rows that measure something."""
+    return max(math.ceil(_LEAST_SHARE * rows), min(_ENOUGH_ROWS, math.ceil(SHARE * rows)), 1)
+
+
+def calendar_keys(keys: Sequence[PartitionKey], time: str | None) -> list[tuple[str, ...]]:
+    """Partition keys whose values together are a time, the best first: the chosen time, dates, years with months."""
+    single = [key.name for key in keys if key.name == time or key.type.startswith("date")]
+    parts = [key for key in keys if key.name.lower() in _CALENDAR and key.name not in single and _is_ordered(key)]
+    parts.sort(key=lambda key: _CALENDAR.index(key.name.lower()))  # years before months
+    varied = tuple(key.name for key in parts if key.values > 1)
+    single.sort(key=lambda name: name != time)
+    return [*((name,) for name in single), *([varied] if varied else [])]
+
+
+def _is_ordered(key: PartitionKey) -> bool:
+    """Whether the order of the values is that of time: of strings, "10" comes before "9"."""
+    return not key.type.endswith("string") or len(key.first or "") == len(key.last or "")
+
+
+def by_keys(folders: KeyRows, share: float) -> HeldOut | None:
+    """The last folders, which have about this share of the rows; None where no border leaves enough on both sides."""
+    index = late_border(folders.rows, share, fewest_of(sum(folders.rows)))
+    if index is None:
         return None
-    name = column_expr(key.name)
-    if key.type.startswith("date"):
-        last = date.fromisoformat(key.last[:10])
-        days = (last - date.fromisoformat(key.first[:10])).days
-        border = string_literal(
-            (last - timedelta(days=round(SHARE * days) - 1 if SHARE * days >= 1 else 0)).isoformat()
-        )
-    elif key.type.startswith(("int", "uint")):
-        width = int(key.last) - int(key.first)
-        border = str(int(key.last) - max(0, round(SHARE * (width + 1)) - 1))
-    elif key.type in ("string", "large_string"):
-        border = string_literal(key.last)
-    else:
-        return None
+    names, border = [column_expr(key) for key in folders.keys], [_literal(each) for each in folders.values[index]]
+    what = " and ".join(folders.keys)
     return HeldOut(
-        by=key.name,
-        train=f"{name} < {border}",
-        held_out=f"{name} >= {border}",
-        reason=f"the last of {key.values} values of the partition key {key.name}: whole folders, later than all others",
+        by=folders.keys,
+        train=_compared(names, border, "<"),
+        held_out=_compared(names, border, ">="),
+        reason=f"the last {len(folders.rows) - index} of {len(folders.rows)} values of the partition key {what}: whole "
+        "folders, later than all others",
     )
 
 
-def _by_time(facts: TableFacts, column: ColumnProfile, share: float) -> HeldOut | None:
-    candidate = next((each for each in facts.times if each.column == column.name), None)
-    first = candidate.first if candidate is not None and candidate.first else column.first
-    last = candidate.last if candidate is not None and candidate.last else column.last
-    name, reason = column_expr(column.name), f"the latest rows by {column.name}"
-    if candidate is not None and candidate.unit is not None and column.numbers is not None:
-        low, high = column.numbers.quantiles[0], column.numbers.quantiles[-1]
-        border = str(max(int(high - share * (high - low)), int(low) + 1))
-        return None if low >= high else _later(column.name, name, border, reason)
-    if first is None or last is None:
+def late_border(rows: Sequence[int], share: float, fewest: float) -> int | None:
+    """The index from which on about this share of the rows lies. rows: of each value, ascending by value. None where
+    there is none with so many rows, and at most half of all."""
+    total, late, best = sum(rows), 0, None
+    for index in range(len(rows) - 1, 0, -1):
+        late += rows[index]
+        if fewest <= late <= MOST * total:
+            off = abs(late - share * total)
+            best = (off, index) if best is None or off < best[0] else best
+    return None if best is None else best[1]
+
+
+def by_time(name: str, times: pl.Series, share: float, rows: int) -> HeldOut | None:
+    """The last of a column's values. times: sampled ones of a table with so many rows; strings are compared as they
+    are stored. None where no border leaves enough on both sides."""
+    times = times.drop_nulls()
+    counts = times.value_counts(name="count").sort(times.name) if len(times) else None
+    if counts is None:
+        return None
+    sizes = counts["count"].to_list()
+    index = late_border(sizes, share, fewest_of(rows) / max(rows, 1) * len(times))
+    if index is None:
         return None
     try:
-        begin, end = datetime.fromisoformat(first), datetime.fromisoformat(last)
-    except ValueError:  # beyond Python's years
+        border = counts[times.name][index]
+        last = counts[times.name][-1]
+    except (ValueError, OverflowError):  # beyond the years that Python's calendar has
         return None
-    if begin >= end:
-        return None
-    moment = _rounded(end - share * (end - begin), share * (end - begin))
-    if column.type.startswith("date"):
-        moment += timedelta(days=1, microseconds=-1)  # the first whole day
-    border = moment.date().isoformat() if column.type.startswith("date") else moment.isoformat()
-    return _later(column.name, name, string_literal(border), reason)
+    if isinstance(border, datetime) and isinstance(last, datetime):
+        rounded = _rounded(border, last - border)
+        late = int((times >= rounded).sum())
+        border = rounded if late <= MOST * len(times) else border
+    expr, text = column_expr(name), _literal(border)
+    return HeldOut(
+        by=(name,), train=f"{expr} < {text}", held_out=f"{expr} >= {text}", reason=f"the latest rows by {name}"
+    )
 
 
-def _later(column: str, name: str, border: str, reason: str) -> HeldOut:
-    return HeldOut(by=column, train=f"{name} < {border}", held_out=f"{name} >= {border}", reason=reason)
+def by_hash(facts: TableFacts, session: str | None) -> HeldOut:
+    """A share of the rows by a hash. session: a column whose values stay on one side."""
+    key = None
+    if session is not None and not facts.column(session).type.startswith(("list", "struct", "map", "decimal")):
+        values = facts.column(session).vocabulary
+        key = session if values is not None and values.table >= _FEWEST_KEYS else None
+    ids = [each.name for each in facts.columns if each.id_like and each.type.startswith(("int", "uint", "string"))]
+    reason = "rows by a hash of their place in the table: another order of the files holds out other rows"
+    if key is not None:
+        reason = f"rows by a hash of {key}, so that its values are on one side"
+    elif ids:
+        key, reason = ids[0], f"rows by a hash of {ids[0]}, which names them"
+    return HeldOut(
+        by=() if key is None else (key,),
+        sample={"fraction": round(1 - share_of(facts.rows), 2), **({} if key is None else {"key": [key]})},
+        reason=reason,
+    )
+
+
+def _compared(names: Sequence[str], border: Sequence[str], sign: str) -> str:
+    """`a < 1`, or of more names, the first of which decides: `(a < 1 or a == 1 and b < 2)`."""
+    if len(names) == 1:
+        return f"{names[0]} {sign} {border[0]}"
+    rest = _compared(names[1:], border[1:], sign)
+    return f"({names[0]} {sign[0]} {border[0]} or {names[0]} == {border[0]} and {rest})"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, date):  # and datetime
+        return string_literal(value.isoformat())
+    return string_literal(value) if isinstance(value, str) else repr(value)
 
 
 def _rounded(moment: datetime, width: timedelta) -> datetime:
@@ -101,11 +159,3 @@ def _rounded(moment: datetime, width: timedelta) -> datetime:
         return moment
     midnight = datetime.min.replace(tzinfo=moment.tzinfo)
     return moment - (moment - midnight) % period
-
-
-def _by_id(column: ColumnProfile) -> HeldOut:
-    name = column_expr(column.name)
-    found = HeldOut(
-        by=column.name, train="", held_out="", reason=f"a tenth of the rows, by the last digit of {column.name}"
-    )
-    return replace(found, train=f"{name} % {_IDS} != 9", held_out=f"{name} % {_IDS} == 9")

@@ -15,7 +15,7 @@ from feedline.profiling.table_facts import ColumnProfile, DistinctCount
 MOST_IN_VOCABULARY = 100_000  # values: more make a table that every process holds, and learn little each
 MOST_BUCKETS = 1 << 20
 _FEWEST_BUCKETS = 1 << 10
-_RARE = 1_000  # values from which those that occur once are dropped
+_MANY, _SOME = 1_000, 20  # values, of which those that fewer than 3 or 2 rows have share the id of unknown ones
 _TEXT_BYTES = 64  # the mean length of strings that are no category
 _REQUEST = re.compile(r"(session|request|impression|trace|event|row|transaction|order)[ _-]?(id|key|uuid|no|num)", re.I)
 
@@ -75,11 +75,11 @@ def choose_boolean(column: ColumnProfile) -> PlannedFeature:
 def id_ops(values: DistinctCount | None, *, has_nulls: bool) -> tuple[tuple[object, ...], str]:
     """The ops that turn values into ids of an embedding, and the reason."""
     if values is None or values.table <= MOST_IN_VOCABULARY:
-        rare = values is not None and values.table > _RARE
-        return (
-            ({"vocabulary": {"min_count": 2}} if rare else "vocabulary",),
-            f"{_count(values)}: vocabulary" + (" of those seen twice or more" if rare else ""),
-        )
+        if values is None or values.table <= _SOME or not values.once:
+            return ("vocabulary",), f"{_count(values)}: vocabulary"
+        rows = 3 if values.table > _MANY else 2
+        reason = f"{_count(values)}: vocabulary; those of fewer than {rows} rows teach the id of unknown ones"
+        return ({"vocabulary": {"min_count": rows}},), reason
     buckets = buckets_for(values)
     return (hash_op(buckets, has_nulls=has_nulls),), f"{_count(values)}: hash_bucket"
 
@@ -98,7 +98,7 @@ def buckets_for(values: DistinctCount | None) -> int:
 
 def is_open(values: DistinctCount | None) -> bool:
     """Whether the values have no end: many, of which the sample has most only once."""
-    return values is not None and values.table > _RARE and values.once > 0.5
+    return values is not None and values.table > _MANY and values.once > 0.5
 
 
 def _count(values: DistinctCount | None) -> str:

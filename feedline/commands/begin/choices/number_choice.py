@@ -16,7 +16,7 @@ _LONG_TAIL = 10.0  # the 99th percentile, by the median
 _LARGE = 10.0  # below it log1p is nearly a straight line
 _RARELY_NEGATIVE = 0.01  # such as -1 for "not known" among counts
 _CLOSE, _WRITTEN_TOGETHER = 0.7, 0.8  # correlations with the label, and of nulls with its nulls
-INDICATED = 0.05  # the share of nulls from which a feature of its own says where they are
+INDICATED = 0.01  # the share of nulls from which a feature of its own says where they are
 
 
 def choose_number(column: ColumnProfile) -> PlannedFeature:
@@ -81,8 +81,8 @@ def _rounded(bound: float) -> float:
 
 
 def may_hold_nulls(column: ColumnProfile) -> bool:
-    """Whether nulls have to be filled: unless the footers say that there are none."""
-    return column.nullable and not (column.null_exact and column.null_rate == 0)
+    """Whether nulls have to be filled: a file with the first ones may come, unless the type has none."""
+    return column.nullable
 
 
 def null_reasons(column: ColumnProfile) -> list[str]:

@@ -11,7 +11,8 @@ from feedline.commands.begin.init_plan import PlannedFeature
 from feedline.commands.begin.quoting import column_expr
 from feedline.profiling.table_facts import ColumnProfile, TimeCandidate
 
-_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_WEEKDAY = "day of the week, 1 for Monday"
+PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def choose_times(column: ColumnProfile, candidate: TimeCandidate | None) -> list[tuple[str, PlannedFeature]]:
@@ -23,19 +24,24 @@ def choose_times(column: ColumnProfile, candidate: TimeCandidate | None) -> list
         return [("", _number(column, f"{name}.dt.total_seconds()", "seconds"))]
     if kind.startswith(("time32", "time64")):
         return [("_hour", _part(column, f"{name}.dt.hour()", 24, "hour of the day"))]
-    if kind.startswith(("int", "uint")):
+    if column.role == "string":
+        parts = [
+            ("_hour", f'{name}.str.slice(11, 2).try_cast("int64")', 24, "hour of the day"),
+            ("_weekday", f'{name}.str.head(10).str.to_date("%Y-%m-%d").dt.weekday()', 8, _WEEKDAY),
+        ]
+    elif kind.startswith(("int", "uint")):
         if candidate is None or candidate.unit is None:
             return []
         first, last = _moment(candidate.first), _moment(candidate.last)
-        hour, day = 3600 * _PER_S[candidate.unit], 86400 * _PER_S[candidate.unit]
+        hour, day = 3600 * PER_S[candidate.unit], 86400 * PER_S[candidate.unit]
         parts = [
             ("_hour", f"{name} // {hour} % 24", 24, f"hour of the day, UTC, of {candidate.unit} since 1970"),
-            ("_weekday", f"({name} // {day} + 3) % 7 + 1", 8, "day of the week, 1 for Monday"),
+            ("_weekday", f"({name} // {day} + 3) % 7 + 1", 8, _WEEKDAY),
         ]
     else:
         parts = [
             ("_hour", f"{name}.dt.hour()", 24, "hour of the day"),
-            ("_weekday", f"{name}.dt.weekday()", 8, "day of the week, 1 for Monday"),
+            ("_weekday", f"{name}.dt.weekday()", 8, _WEEKDAY),
         ]
     if kind.startswith("date") or (first is not None and last is not None and _is_day(first) and _is_day(last)):
         parts = [part for part in parts if part[0] != "_hour"]

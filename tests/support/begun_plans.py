@@ -1,0 +1,18 @@
+"""What `feedline init` would decide of facts that no file holds."""
+
+from __future__ import annotations
+
+from feedline.commands.begin.choices.held_out import by_hash
+from feedline.commands.begin.choices.label_choice import choose_label, require_label
+from feedline.commands.begin.init_plan import Choices, HeldOut, InitPlan
+from feedline.commands.begin.plan_pipeline import guess_choices, plan_pipeline
+from feedline.profiling.table_facts import TableFacts
+
+
+def planned(
+    facts: TableFacts, *, path: str = "warehouse/t", held_out: HeldOut | None = None, **choices: object
+) -> InitPlan:
+    """The plan of a table. held_out: rows that are held out (default: by a hash)."""
+    chosen = guess_choices(facts, Choices(**choices))  # type: ignore[arg-type]
+    label = choose_label(facts, require_label(facts, chosen.label))
+    return plan_pipeline(facts, chosen, label=label, held_out=held_out or by_hash(facts, None), table=path)
