@@ -62,6 +62,27 @@ def test_a_real_valued_label_is_found_by_its_correlation():
     assert disguise(label + NOISE, label) is None
 
 
+def test_a_label_is_found_by_the_ranks_of_its_logarithm():
+    label = RANDOM.lognormal(size=4000)
+    assert "ranks" in (disguise(np.log(label), label) or "")
+    assert "ranks" in (disguise(-(label**3), label) or "")
+    assert disguise(np.log(label) + NOISE / 10, label) is None
+
+
+def test_labels_of_strings_are_compared_as_numbers_are():
+    words = np.where(LABEL == 1, "Yes", "No")
+    for values in (1 - LABEL, LABEL * 100 + NOISE, pl.Series(np.where(LABEL == 1, NOISE, np.nan)).fill_nan(None)):
+        numbers, strings = (LabelValues(pl.Series(label)).compare(pl.Series(values), 2) for label in (LABEL, words))
+        assert numbers[0]
+        assert strings == numbers
+    kinds = pl.Series([f"class {value}" for value in CLASSES])
+    assert "entropy" in (LabelValues(kinds).compare(pl.Series(CLASSES * 3), 5)[0] or "")
+    _, found = LabelValues(kinds).compare(pl.Series(NOISE + (CLASSES == 8)), 4000)
+    means = [(NOISE + (CLASSES == 8))[each == CLASSES].mean() for each in CLASSES]
+    assert found == pytest.approx(np.std(means) / np.std(NOISE + (CLASSES == 8)))
+    assert not LabelValues(pl.Series([f"u{index}" for index in range(4000)])).is_usable
+
+
 CLASSES = RANDOM.choice([1, 2, 3, 5, 8], 4000, p=[0.5, 0.2, 0.1, 0.1, 0.1])
 
 

@@ -41,3 +41,11 @@ def test_a_single_row_out_of_order_is_found(step: int, direction: int):
     changed = values.copy()
     changed[777] = step * -5
     assert order.direction(pl.Series(changed)) == 0
+
+
+def test_strings_have_the_order_of_their_bytes():
+    time = pl.Series(range(100))
+    weeks = pl.Series([f"2026-W{index // 10:02}" for index in range(100)])
+    assert TimeOrder(time).direction(weeks) == 1
+    assert TimeOrder(time).direction(weeks.reverse()) == -1
+    assert TimeOrder(time).direction(weeks.sample(100, shuffle=True, seed=0)) == 0

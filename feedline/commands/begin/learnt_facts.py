@@ -65,7 +65,10 @@ def _with_gains(
         if column.name == label or column.name not in rows.column_names or not _may_be_ids(column):
             return column
         series = frame_column(rows[column.name]).gather_every(step)
-        gain = targets.gain_of(series)
+        try:
+            gain = targets.gain_of(series)
+        except (Exception, pl.exceptions.PanicException):  # one odd column, whatever the error, is not judged
+            return column
         unknown = gain.unknown
         if spread is not None:
             unknown = max(0.0, unknown - spread.gain_of(series).unknown)
