@@ -142,6 +142,25 @@ def test_a_coin_flip_stays_one_whatever_the_number_of_epochs(tmp_path: Path):
     assert re.match(r"the best of \d+ epochs, after [1-7]:", shown)  # five epochs without a gain have ended it
 
 
+def test_check_compares_with_a_regression_on_the_same_rows(tmp_path: Path):
+    """The label is linear in a number and an id, so the regression reaches what can be reached."""
+    kind, size = RNG.integers(0, 5, ROWS), RNG.normal(size=ROWS)
+    label = RNG.random(ROWS) < 1 / (1 + np.exp(-2 * size - np.array([-2, -1, 0, 1, 2])[kind]))
+    table = {"label": label.astype(int), "size": size, "kind": [f"k{each}" for each in kind]}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    done = ended_here("init", str(tmp_path / "t.parquet"), "-o", str(tmp_path / "out"), "--check")
+    assert done.returncode == 0, done.stderr
+    figure = r"AUC (\S+) ± \S+ on ([\d,]+) held-out rows; AUC 0.5 is chance"
+    found = re.search(rf"a logistic regression on the same rows and features:\n{figure}", done.stdout)
+    assert found is not None, done.stdout
+    assert float(found[1]) > 0.85
+    checkpoint = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
+    own = re.match(figure, checkpoint["best"]["figure"])
+    assert own is not None
+    assert own[2] == found[2]
+    assert float(own[1]) == pytest.approx(float(found[1]), abs=0.02)
+
+
 @pytest.mark.nightly
 def test_an_interrupted_training_continues(clicks: Path, tmp_path: Path):
     begun(clicks, tmp_path, "--yes", "--session", "")

@@ -12,6 +12,7 @@ from pathlib import Path
 from feedline.commands.begin.init_plan import InitPlan
 from feedline.commands.begin.quoting import string_literal
 
+_SOME_ROWS, _MANY_ROWS = 200_000, 2_000_000  # of a table, from which it is learnt more slowly, and with less decay
 _PROGRAM = Path(__file__).with_name("train.py.txt")
 
 
@@ -25,9 +26,19 @@ def train_script(plan: InitPlan) -> str:
         ("CLASSES", repr(label.classes)),
         ("MEAN, STD", f"{label.mean!r}, {label.std!r}"),
         ("HELD_OUT", _mapping(plan.held_out_keys)),
+        *_pace(plan.rows),
     ):
         text = _with_value(text, name, value)
     return text
+
+
+def _pace(rows: int) -> tuple[tuple[str, str], ...]:
+    """How fast to learn, and how long: small tables are learnt by heart, epochs of large ones take long."""
+    if rows < _SOME_ROWS:
+        return ("RATE, DECAY, DROPOUT", "2e-3, 0.1, 0.2"), ("EPOCHS, PATIENCE", "50, 5")
+    if rows < _MANY_ROWS:
+        return ("RATE, DECAY, DROPOUT", "2e-3, 0.03, 0.1"), ("EPOCHS, PATIENCE", "50, 3")
+    return ("RATE, DECAY, DROPOUT", "1e-3, 0.01, 0.0"), ("EPOCHS, PATIENCE", "10, 1")
 
 
 def _mapping(keys: Mapping[str, object]) -> str:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from feedline import Pipeline
 from feedline.cli import app
+from feedline.commands.begin import baseline
 from feedline.commands.begin import init as command
 from feedline.errors import PlanError, SpecError, TableNotFoundError
 from feedline.spec import load_spec
@@ -105,6 +106,15 @@ def test_wrong_input_is_refused_with_the_remedy(table: Path, tmp_path: Path):
     pq.write_table(pa.table({"x": [1.5, 2.5], "z": [1.0, 3.0]}), table)
     with pytest.raises(SpecError, match=r"is a label without a doubt.*Name it with --label: one of 'x', 'z'"):
         init(table, *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_says_which_packages_it_needs(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(baseline, "_is_there", lambda module: module != "sklearn")
+    with pytest.raises(
+        SpecError, match=r"--check needs packages .*: got no scikit-learn. Run `pip install scikit-learn`"
+    ):
+        init(table, "-o", tmp_path / "out", "--check")
     assert not (tmp_path / "out").exists()
 
 

@@ -51,6 +51,15 @@ def test_constants_of_a_regression():
     assert found["HELD_OUT"] == {"source.sample.rest": True}
 
 
+def test_large_tables_are_learnt_more_slowly_and_small_ones_with_more_decay():
+    paces = []
+    for rows in (2_000, 500_000, 10**9):
+        found = constants(train_script(planned(table(binary(), column("a"), rows=rows))))
+        paces.append((found["DECAY"], found["DROPOUT"], found["PATIENCE"]))
+    assert paces == sorted(paces, reverse=True)
+    assert len(set(paces)) == 3
+
+
 def test_the_program_is_in_the_style_of_the_project(tmp_path: Path):
     script = train_script(planned(table(binary(), column("a"))))
     (tmp_path / "train.py").write_text(script)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +130,29 @@ def test_batches_fit_the_rows_that_have_a_label(tmp_path: Path):
     plan = tried(written(tmp_path, label=label), tmp_path, label="label")
     assert plan.where == "label is not None"
     assert (plan.batch_size, plan.tail) == (64, "partial")
+
+
+def test_one_moment_yields_one_set_of_features(tmp_path: Path):
+    base = datetime(2026, 1, 1)
+    times = [base + timedelta(minutes=97 * index) for index in range(ROWS)]
+    columns = {
+        "sold": times,
+        "hour": [each.replace(minute=0) for each in times],
+        "text": [each.isoformat(sep=" ") for each in times],
+        "seconds": [int(each.replace(tzinfo=UTC).timestamp()) for each in times],
+        "paid": [each + timedelta(hours=int(RNG.integers(2, 90))) for each in times],
+        "month": [each.month for each in times],
+    }
+    plan = tried(written(tmp_path, **columns), tmp_path, time="sold")
+    made = {each.name for each in plan.features}
+    assert made == {"a", "sold_hour", "sold_weekday", "paid_hour", "paid_weekday"}
+    reasons = {each.column: each.reason for each in plan.left_out}
+    assert all(reasons[name] == "the moment of sold, whose features are enough" for name in ("hour", "text", "seconds"))
+    assert reasons["month"] == "rises with time: later rows have values never seen in training"
+
+
+def test_an_odd_column_of_the_sample_ends_nothing(tmp_path: Path):
+    far = pa.array(RNG.integers(2**61, 2**62, ROWS), pa.timestamp("us"))
+    odd = {"far": far, "lists": [[1, None]] * ROWS, "times": pa.array(RNG.integers(0, 2**40, ROWS), pa.duration("us"))}
+    plan = tried(written(tmp_path, **odd), tmp_path)
+    assert "a" in {each.name for each in plan.features}

@@ -21,7 +21,6 @@ from feedline.profiling.table_facts import ColumnProfile, TableFacts
 
 _MOSTLY_NULL = 0.98
 _NUMBERED = 2  # integers of their own within so many times the rows number them; measures are further apart
-_STEPS = 3  # values from which on an order in time is no chance
 _MOSTLY_UNKNOWN, _OFTEN_UNKNOWN = 0.5, 0.1  # shares of held-out rows
 _OTHER_LABEL = 0.7  # the score from which another candidate for the label is taken for one
 
@@ -85,7 +84,7 @@ def _moving(column: ColumnProfile, rows: int) -> str | None:
     low, high = (None, None) if numbers is None or column.role != "numeric" else (numbers.min, numbers.max)
     if column.id_like and low is not None and high is not None and high - low < _NUMBERED * rows:
         return "numbers the rows: each has a value of its own"
-    if column.time_order and values.sample >= _STEPS:
+    if column.time_order:
         verb = "rises" if column.time_order > 0 else "falls"
         return f"{verb} with time: later rows have values never seen in training"
     return None

@@ -159,7 +159,11 @@ def _says_something(column: ColumnProfile) -> bool:
     """Whether a label could be made of the column."""
     values = column.vocabulary
     few = values is not None and values.table <= MOST_CLASSES
-    return _can_be_label(column) and not (column.all_null or column.constant) and (few or column.role != "string")
+    return (
+        _can_be_label(column)
+        and not (column.all_null or column.constant or column.is_index)
+        and (few or column.role != "string")
+    )
 
 
 def _is_integer(column: ColumnProfile) -> bool:
