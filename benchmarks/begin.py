@@ -276,8 +276,8 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         "own": f"{own:.4g} ± {error:.2g}",
         "true": str(found),
         "regression": str(regression),
-        "good": behind <= 2 * found.error,
-        "honest": abs(own - found.value) <= 2 * math.hypot(error, found.error),
+        "good": bool(behind <= 2 * found.error),
+        "honest": bool(abs(own - found.value) <= 2 * math.hypot(error, found.error)),
         "epochs": re.findall(r"the best of (\d+) epochs, after (\d+)", "\n".join(shown))[0],
         "decided": decided,
     }
