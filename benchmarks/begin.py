@@ -80,7 +80,7 @@ UNSEEN = (
     Case(package="modeldata", table="credit_data", label="Status"),
     Case(package="ISLP", table="Default", label="default"),
     Case(package="modeldata", table="lending_club", label="Class"),
-    Case(package="survival", table="flchain", label="death"),
+    Case(package="survival", table="flchain", label="death", leaks=("chapter",)),  # the cause of death
     Case(package="AER", table="SmokeBan", label="smoker"),
     Case(package="AER", table="HealthInsurance", label="insurance"),
     Case(package="modeldata", table="stackoverflow", label="Remote"),

@@ -103,6 +103,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.commands.cluster.certs", "feedline.service.tls.authority"),
     ("feedline.commands.plan.views", "feedline.commands.plan.save"),
     ("feedline.commands.exit_status", "rich.console"),
+    ("feedline.commands.begin.init", "feedline.commands.begin.baseline"),
     ("feedline.commands.explain", "feedline.explain.store_probe"),
     ("feedline.commands.explain", "feedline.explain.user_trainer"),
     ("feedline.commands.explain", "feedline.commands.run"),
@@ -141,6 +142,7 @@ INSIDE_FUNCTIONS = {
 # Libraries that only some packages or modules may import.
 FENCES = {
     "torch": (
+        "commands.begin.baseline",
         "explain.user_trainer",
         "loader.batch",
         "loader.data_loaders",

@@ -17,23 +17,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
 
-from feedline.errors import FeedlineError, SpecError
+from feedline.errors import FeedlineError
 from feedline.loader.batch import Batch
 from feedline.pipeline import Pipeline
 
 _MOST_ROWS = 200_000  # learnt from, and predicted: the first of a shuffled epoch
 _ROUNDS = 1_000  # of the solver
-
-
-def require_packages() -> None:
-    """Raise SpecError where a package is missing that the comparison needs."""
-    missing = [name for name, module in (("scikit-learn", "sklearn"), ("torch", "torch")) if not _is_there(module)]
-    if missing:
-        raise SpecError(
-            f"--check needs packages that are not installed: got no {' and no '.join(missing)}. "
-            f"Run `pip install {' '.join(missing)}`, or leave --check out"
-        )
 
 
 def train_and_compare(folder: Path, pipeline: str, script: str) -> str:
@@ -44,10 +37,6 @@ def train_and_compare(folder: Path, pipeline: str, script: str) -> str:
     if done.returncode:
         raise FeedlineError(f"{folder / script} failed: got exit status {done.returncode}, expected 0")
     return _regression_figure(spec, _loaded(folder / script))
-
-
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _loaded(path: Path) -> Any:
@@ -62,9 +51,6 @@ def _loaded(path: Path) -> Any:
 
 def _regression_figure(spec: Path, script: Any) -> str:
     """The regression's figure, in the words of train.py."""
-    import torch  # noqa: PLC0415 -- seconds, and gigabytes to install
-    from sklearn.linear_model import LogisticRegression, Ridge  # noqa: PLC0415 -- no dependency of the package
-
     learnt, labels = _examples(spec, {}, script.LABEL)
     others, expected = _examples(spec, {**script.HELD_OUT, "shuffle": "off"}, script.LABEL)
     if script.TASK == "regression":
@@ -84,8 +70,6 @@ def _regression_figure(spec: Path, script: Any) -> str:
 
 def _examples(spec: Path, overrides: Mapping[str, object], label: str) -> tuple[Any, npt.NDArray[np.float32]]:
     """Features as a sparse matrix [rows, columns], and labels [rows]."""
-    import scipy.sparse  # noqa: PLC0415 -- comes with scikit-learn
-
     pipeline = Pipeline.from_yaml(spec, {**overrides, "batch.tail": "pad"})
     parts, labels = [], []
     for batch in islice(pipeline.batches(), -(-_MOST_ROWS // pipeline.spec.batch.size)):
@@ -97,8 +81,6 @@ def _examples(spec: Path, overrides: Mapping[str, object], label: str) -> tuple[
 
 def _columns(batch: Batch) -> Iterator[Any]:
     """The features of a batch: sparse matrices of its rows."""
-    import scipy.sparse  # noqa: PLC0415 -- comes with scikit-learn
-
     yield scipy.sparse.csr_matrix(batch.all_dense.numpy())
     rows = np.arange(len(batch.all_dense))
     for index, column in enumerate(batch.schema.group("categorical")):

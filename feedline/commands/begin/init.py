@@ -6,6 +6,7 @@ Runs in: the process of the command. It reads the table's footers and a sample o
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import tempfile
@@ -18,7 +19,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from feedline.commands.begin.baseline import require_packages, train_and_compare
 from feedline.commands.begin.choices.label_choice import require_label
 from feedline.commands.begin.init_plan import Choices, InitPlan
 from feedline.commands.begin.pipeline_text import decisions_of, pipeline_text
@@ -69,7 +69,7 @@ def init(
     if not stdout and not force:
         _refuse_existing(output)
     if check:
-        require_packages()
+        _require_packages()
     console = console_on(stderr=stdout)
     choices = Choices(label=label, time=time, session=session, max_features=max_features)
     with exit_on_signals(lambda: say(Console(stderr=True), "\nstopped: nothing was written")):
@@ -85,6 +85,8 @@ def init(
         _write(output, {PIPELINE_FILE: pipeline_text(plan), SCRIPT_FILE: train_script(plan)})
     _print_summary(plan, output, console)
     if check:
+        from feedline.commands.begin.baseline import train_and_compare  # noqa: PLC0415 -- packages that few have
+
         say(console, f"\npython {output / SCRIPT_FILE}:")
         figure = train_and_compare(output, PIPELINE_FILE, SCRIPT_FILE)
         kind = "linear" if plan.label.task == "regression" else "logistic"
@@ -114,6 +116,21 @@ def _look(
     with ProgressLine():  # the columns were compared with another label, or none
         facts = table_facts_of(sample, options)
     return replace(facts, uri=redact(table)), chosen, sample
+
+
+def _require_packages() -> None:
+    """Raise SpecError where a package is missing that --check needs."""
+    packages = {"sklearn": "scikit-learn", "torch": "torch"}
+    missing = [name for module, name in packages.items() if not _is_there(module)]
+    if missing:
+        raise SpecError(
+            f"--check needs packages that are not installed: got no {' and no '.join(missing)}. "
+            f"Run `pip install {' '.join(missing)}`, or leave --check out"
+        )
+
+
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def _named_from(table: str, folder: Path) -> str:

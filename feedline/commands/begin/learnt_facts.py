@@ -14,11 +14,11 @@ import polars as pl
 from feedline.commands.begin.choices.time_choice import PER_S
 from feedline.commands.begin.figures import percent
 from feedline.commands.begin.init_plan import Choices, HeldOut, LabelChoice
+from feedline.commands.begin.value_gains import LabelTargets
 from feedline.profiling.column_measures import frame_column
 from feedline.profiling.profile_table import table_facts_of
 from feedline.profiling.table_facts import ColumnProfile, TableFacts
 from feedline.profiling.table_sample import ProfileOptions, TableSample
-from feedline.profiling.value_gains import LabelTargets
 from feedline.warehouse.storage.parallel import in_threads
 
 _ROWS = 20_000  # compared, about: every so many of the sample's

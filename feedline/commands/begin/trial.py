@@ -20,8 +20,8 @@ from feedline.commands.begin.choices.held_out import (
     by_keys,
     by_time,
     calendar_keys,
-    fewest_of,
-    share_of,
+    fewest_held_out,
+    held_out_share,
 )
 from feedline.commands.begin.choices.label_choice import choose_label, require_label
 from feedline.commands.begin.figures import percent
@@ -89,7 +89,7 @@ def _hold_out(
         held_out = _rows_of(where, snapshot, work_dir, others)
         if not rows + held_out:
             raise PlanError(f"no row of {facts.uri} has a label: got nulls in {label.column!r}. Name another one")
-        if found.sample is not None or fewest_of(rows + held_out) <= held_out <= MOST * (rows + held_out):
+        if found.sample is not None or fewest_held_out(rows + held_out) <= held_out <= MOST * (rows + held_out):
             counted = f"{held_out:,} rows, {percent(held_out / (rows + held_out))}"
             return replace(found, reason=f"{found.reason} ({counted})"), rows
     raise AssertionError("a hash holds rows out of any table")
@@ -97,7 +97,7 @@ def _hold_out(
 
 def _ways(sample: TableSample, facts: TableFacts, choices: Choices, label: LabelChoice) -> Iterator[HeldOut]:
     """Ways to hold rows out, the best first."""
-    share, time = share_of(facts.rows), choices.time or None
+    share, time = held_out_share(facts.rows), choices.time or None
     for keys in calendar_keys(facts.partitions, time):
         found = by_keys(_folders(sample.snapshot, keys), share)
         if found is not None:

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from feedline import Pipeline
 from feedline.cli import app
-from feedline.commands.begin import baseline
 from feedline.commands.begin import init as command
 from feedline.errors import PlanError, SpecError, TableNotFoundError
 from feedline.spec import load_spec
@@ -110,7 +109,7 @@ def test_wrong_input_is_refused_with_the_remedy(table: Path, tmp_path: Path):
 
 
 def test_check_says_which_packages_it_needs(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(baseline, "_is_there", lambda module: module != "sklearn")
+    monkeypatch.setattr(command, "_is_there", lambda module: module != "sklearn")
     with pytest.raises(
         SpecError, match=r"--check needs packages .*: got no scikit-learn. Run `pip install scikit-learn`"
     ):

@@ -40,12 +40,12 @@ class KeyRows:
     rows: Sequence[int]
 
 
-def share_of(rows: int) -> float:
+def held_out_share(rows: int) -> float:
     """The share of the rows to hold out."""
     return max(SHARE, min(_SHARE_OF_FEW, _ENOUGH_ROWS / max(rows, 1)))
 
 
-def fewest_of(rows: int) -> int:
+def fewest_held_out(rows: int) -> int:
     """The fewest held-out rows that measure something."""
     return max(math.ceil(_LEAST_SHARE * rows), min(_ENOUGH_ROWS, math.ceil(SHARE * rows)), 1)
 
@@ -67,7 +67,7 @@ def _is_ordered(key: PartitionKey) -> bool:
 
 def by_keys(folders: KeyRows, share: float) -> HeldOut | None:
     """The last folders, which have about this share of the rows; None where no border leaves enough on both sides."""
-    index = late_border(folders.rows, share, fewest_of(sum(folders.rows)))
+    index = late_border(folders.rows, share, fewest_held_out(sum(folders.rows)))
     if index is None:
         return None
     names, border = [column_expr(key) for key in folders.keys], [_literal(each) for each in folders.values[index]]
@@ -101,7 +101,7 @@ def by_time(name: str, times: pl.Series, share: float, rows: int) -> HeldOut | N
     if counts is None:
         return None
     sizes = counts["count"].to_list()
-    index = late_border(sizes, share, fewest_of(rows) / max(rows, 1) * len(times))
+    index = late_border(sizes, share, fewest_held_out(rows) / max(rows, 1) * len(times))
     if index is None:
         return None
     try:
@@ -133,7 +133,7 @@ def by_hash(facts: TableFacts, session: str | None) -> HeldOut:
         key, reason = ids[0], f"rows by a hash of {ids[0]}, which names them"
     return HeldOut(
         by=() if key is None else (key,),
-        sample={"fraction": round(1 - share_of(facts.rows), 2), **({} if key is None else {"key": [key]})},
+        sample={"fraction": round(1 - held_out_share(facts.rows), 2), **({} if key is None else {"key": [key]})},
         reason=reason,
     )
 

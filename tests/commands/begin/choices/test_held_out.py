@@ -18,9 +18,9 @@ from feedline.commands.begin.choices.held_out import (
     by_keys,
     by_time,
     calendar_keys,
-    fewest_of,
+    fewest_held_out,
+    held_out_share,
     late_border,
-    share_of,
 )
 
 
@@ -29,7 +29,7 @@ from feedline.commands.begin.choices.held_out import (
     [(1_000, 0.2, 100), (5_000, 0.2, 500), (8_000, 0.125, 800), (50_000, 0.1, 1_000), (3_000_000, 0.1, 30_000)],
 )
 def test_a_tenth_is_held_out_and_a_fifth_of_few(rows: int, share: float, fewest: int):
-    assert (share_of(rows), fewest_of(rows)) == (share, fewest)
+    assert (held_out_share(rows), fewest_held_out(rows)) == (share, fewest)
 
 
 @given(st.lists(st.integers(1, 1_000), min_size=1, max_size=40), st.floats(0.05, 0.3))
@@ -86,7 +86,7 @@ def test_a_border_of_times_leaves_enough_on_both_sides(first: datetime, offsets:
     border = datetime.fromisoformat(found.held_out.split('"')[1])
     assert (border.tzinfo is not None) == zoned
     late = int((times >= border.replace(tzinfo=None)).sum())
-    assert fewest_of(len(times)) <= late <= MOST * len(times)
+    assert fewest_held_out(len(times)) <= late <= MOST * len(times)
 
 
 def test_borders_are_comparable_as_the_column_is_stored():

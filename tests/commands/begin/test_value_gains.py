@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feedline.profiling.value_gains import LabelTargets, ValueGain
+from feedline.commands.begin.value_gains import LabelTargets, ValueGain
 
 ROWS = 8_000
 RANDOM = np.random.default_rng(2)
