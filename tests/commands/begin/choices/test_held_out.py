@@ -47,12 +47,12 @@ def test_a_thin_tail_of_days_is_not_all_that_is_held_out():
     days = [(date(2024, 1, 1) + timedelta(days=day),) for day in range(36)]
     found = by_keys(KeyRows(keys=("ds",), values=days, rows=[2_000] * 16 + [2] * 20), 0.1)
     assert found is not None
-    assert (found.train, found.held_out) == ('ds < "2024-01-16"', 'ds >= "2024-01-16"')
+    assert (found.train, found.held_out) == ('ds < "2024-01-15"', 'ds >= "2024-01-15"')
 
 
 def test_two_keys_are_one_time():
     months = [(year, month) for year in (2024, 2025) for month in range(1, 13)]
-    found = by_keys(KeyRows(keys=("year", "month"), values=months, rows=[100] * 24), 0.1)
+    found = by_keys(KeyRows(keys=("year", "month"), values=months, rows=[1_000] * 24), 0.1)
     assert found is not None
     assert found.train == "(year < 2025 or year == 2025 and month < 11)"
     assert found.held_out == "(year > 2025 or year == 2025 and month >= 11)"
