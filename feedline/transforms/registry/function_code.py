@@ -242,8 +242,10 @@ class _Search:
     def _may_lead_back(self, package: str) -> bool:
         """Whether a package may hold own modules; an installed one is added."""
         if package not in self._leads_back:
-            located = _locate(package)
-            own = located is not None and package != "__main__" and not _is_covered(package, located.file)
+            # looking for distutils, which is not loaded, would import setuptools
+            unused = package in sys.stdlib_module_names and package not in sys.modules
+            located = None if unused or package == "__main__" else _locate(package)
+            own = located is not None and not _is_covered(package, located.file)
             if own and located is not None:
                 distribution = distribution_of(located.file) if located.file else None
                 if distribution is not None:
