@@ -16,6 +16,7 @@ from feedline.commands.display.costs_table import costs_table
 from feedline.loader.limits.advice import counted
 from feedline.loader.limits.verdict import short
 
+_WORTH = 1.05  # a gain from which on a headspace is one
 _MOST_RANKS = 7  # with a line of their own, beside the one that is explained
 
 
@@ -33,7 +34,8 @@ def explain_view(facts: Mapping[str, Any]) -> Group:
         parts.append(costs_table(facts["costs"]["account"]))
     elif facts.get("costs_skipped"):
         parts.append(escape(f"Costs of features: {facts['costs_skipped']}"))
-    return Group(*parts, *advice_lines(facts["advice"], facts["limit"]))
+    gain = 1.0 if facts["headspace"] is None else facts["headspace"]["gain"]
+    return Group(*parts, *advice_lines(facts["advice"], facts["limit"], gain))
 
 
 def _measured(facts: Mapping[str, Any]) -> str:
@@ -97,15 +99,22 @@ def stage_table(facts: Mapping[str, Any]) -> Table:
     return table
 
 
-def advice_lines(advice: Sequence[Mapping[str, Any]], limit: str) -> list[str]:
-    """The advice, the largest gain first."""
-    lines = ["A faster loader would not help, but it can take less CPU time:"] if advice and limit == "trainer" else []
+def advice_lines(advice: Sequence[Mapping[str, Any]], limit: str, gain: float = 1.0) -> list[str]:
+    """The advice, the largest gain first. gain: the most that any loader could, by the headspace.
+
+    A trainer that hardly waits, but takes more of batches that it has, shares the machine's cores with the loader.
+    """
+    no_help = "A faster loader would not help"
+    if gain >= _WORTH:
+        no_help = f"The trainer hardly waits: of up to {gain:.2f}x, a loader gains what it leaves of the shared cores"
+    less = ", but it can take less CPU time:" if gain < _WORTH else ":"
+    lines = [f"{no_help}{less}"] if advice and limit == "trainer" else []
     for number, each in enumerate(advice, 1):
         lines.append(escape(f"{number}. {each['change']}: {_gain(each)} {each['reason']}."))
         if each["caveat"]:
             lines.append(escape(f"   But: {each['caveat']}."))
     if not lines and limit:
-        return ["Nothing to change is predicted to help." if limit != "trainer" else "A faster loader would not help."]
+        return ["Nothing to change is predicted to help." if limit != "trainer" else f"{no_help}."]
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from feedline.commands.display.costs_table import costs_table
@@ -47,7 +48,16 @@ def test_dear_features_come_first():
     assert "1 more features cost less" in text
     assert "log1p 0.250 (of 3 features)" in text
     assert "50.0%" in text
-    assert "whole blocks take 10% less" in " ".join(text.split())
+    assert "whole blocks take 9% less than their sum" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("difference_s", "words"), [(-4.52, "53% less"), (-400.0, "99% less"), (3.0, "300% more")])
+def test_whole_blocks_are_compared_with_the_sum_of_the_parts(difference_s: float, words: str):
+    """Blocks of deduplicated rows take much less than their columns and chains alone."""
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(costs_table({**ACCOUNT, "difference_s": difference_s}))
+    assert f"whole blocks take {words} than their sum" in " ".join(captured.get().split())
 
 
 def test_all_features_need_no_hint():

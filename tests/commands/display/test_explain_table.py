@@ -65,6 +65,12 @@ def test_a_run_that_the_trainer_limits_needs_no_advice() -> None:
     text = shown(explanation_facts(explanation, explanation.slowest.verdict([saves])))
     assert "A faster loader would not help, but it can take less CPU time:" in text
     assert "1. feedline optimize: 0.25 CPU-s per M rows saved. it pays." in text
+    gaining = replace(explanation, headspace=HeadspaceFacts(rows_per_s=1610.0, gain=1.61))
+    text = shown(explanation_facts(gaining, gaining.slowest.verdict()))
+    assert "would not help" not in text
+    assert "The trainer hardly waits: of up to 1.61x, a loader gains what it leaves of the shared cores." in text
+    without = replace(explanation, headspace=HeadspaceFacts(rows_per_s=1010.0, gain=1.01))
+    assert "A faster loader would not help." in shown(explanation_facts(without, without.slowest.verdict()))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,13 @@ def test_waiting_threads_get_more_threads(staged: Staged):
     assert first.rows_ratio == pytest.approx(4.0)
 
 
+def test_more_threads_are_advised_in_steps(staged: Staged):
+    """What the lock, delivery and a store's client take is not measured: beyond four times the threads it shows."""
+    first = judge([staged(wait_s=0.99, decode_s=0.01, fetch_s=1.99)], Capacity(cores=64, threads=2)).advice[0]
+    assert (first.kind, first.change) == ("threads", "cluster: {threads: 8}")
+    assert first.rows_ratio == pytest.approx(4.0)
+
+
 def test_busy_cores_get_no_threads_but_other_hosts(staged: Staged):
     kinds = {
         each.kind: each
