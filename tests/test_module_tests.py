@@ -95,7 +95,6 @@ WITHOUT_A_TEST = {
     "spec/cluster_section.py",
     "spec/dedup_section.py",
     "spec/source_section.py",
-    "warehouse/parquet/file_version.py",
 }
 
 

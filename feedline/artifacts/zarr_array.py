@@ -27,8 +27,8 @@ from zarr.core.metadata import ArrayV3Metadata
 
 from feedline.artifacts.array_rows import Block, StoredArray
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
-from feedline.warehouse.parquet.file_version import Stamp, refuse_changed, stamp_in, stamp_of
 from feedline.warehouse.storage.faults import explain_errors, safe_message
+from feedline.warehouse.storage.file_identity import Stamp, refuse_changed, stamp_in, stamp_of
 from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, redact
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries

@@ -20,7 +20,7 @@ from feedline.warehouse.reading.fragment import Fragment
 Piece: TypeAlias = tuple[Fragment, int, int]
 Packed: TypeAlias = tuple[Any, ...]
 
-_END = "\0"  # no path holds it
+_END = "\0"  # no path or tag holds it
 
 
 def pack_pieces(pieces: Sequence[Piece]) -> Packed:
@@ -50,6 +50,7 @@ def pack_pieces(pieces: Sequence[Piece]) -> Packed:
         tables,
         tuple(keys.values()),
         zlib.compress(_END.join(fragment.path for fragment in fragments).encode()),
+        zlib.compress(_END.join(fragment.tag for fragment in fragments).encode()),
         b"".join(fragment.footer_digest for fragment in fragments),
         zlib.compress(np.array(list(chain.from_iterable(numbers)), "<i8").tobytes()),
         tuple(fragment.excluded for fragment in fragments) if any(fragment.excluded for fragment in fragments) else (),
@@ -58,7 +59,7 @@ def pack_pieces(pieces: Sequence[Piece]) -> Packed:
 
 def unpack_pieces(packed: Packed) -> list[Piece]:
     """The pieces that `pack_pieces` packed."""
-    count, tables, keys, paths, digests, compressed, excluded = packed
+    count, tables, keys, paths, tags, digests, compressed, excluded = packed
     values: list[int] = np.frombuffer(zlib.decompress(compressed), "<i8").tolist()
     columns = [values[start : start + count] for start in range(0, 10 * count, count)]
     sizes, mtimes, footers, skips, rows, table_of, key_of, digest_bytes, group_counts, proof_counts = columns
@@ -68,6 +69,7 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
     proved = values[first + 2 * groups : first + 2 * groups + proofs]
     each = zip(
         zlib.decompress(paths).decode().split(_END),
+        zlib.decompress(tags).decode().split(_END),
         _slices(digests, digest_bytes),
         _slices(row_groups, group_counts),
         _slices(expected, group_counts),
@@ -82,6 +84,7 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
                 path=path,
                 bytes=sizes[index],
                 mtime_ns=mtimes[index],
+                tag=tag,
                 footer_digest=bytes(digest),
                 footer_bytes=footers[index],
                 row_groups=tuple(own_groups),
@@ -96,7 +99,7 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
             skips[index],
             rows[index],
         )
-        for index, (path, digest, own_groups, own_expected, own_proofs, own_excluded) in enumerate(each)
+        for index, (path, tag, digest, own_groups, own_expected, own_proofs, own_excluded) in enumerate(each)
     ]
 
 

@@ -16,6 +16,7 @@ from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.expanded_codes import expand_series
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.rebase.recorded_rows import remaining_rows
 
 
 def piece_chunks(
@@ -31,8 +32,12 @@ def piece_chunks(
     first_rows: of the first chunk, about, from which they grow (0: all alike). as_stored: columns may come as unique
     rows, or as codes, and without deduplicated groups, whose runs end with a chunk, chunks may be larger, but not
     larger than the piece needs.
+
+    A piece that has the last rows of its fragment is read to the end, so that more rows than were planned are an error
+    (`read_fragment`), too.
     """
     position, missing = 0, piece.rows
+    is_last = piece.skip + piece.rows == remaining_rows(piece.fragment)
     larger = as_stored and len(compiled.parts) == 1
     chunks = read_fragment(
         piece.fragment,
@@ -58,7 +63,7 @@ def piece_chunks(
                 handover = [chunk if stop - start == height else chunk.part(start, stop)]
                 del chunk
                 yield handover.pop()  # no reference stays: the caller can free it before the next is decoded
-            if missing == 0:
+            if missing == 0 and not is_last:
                 break
     except Exception as error:
         note_place(error, f"file {piece.fragment.uri}")

@@ -33,7 +33,7 @@ from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.fragment import count_excluded
 from feedline.warehouse.rebase.file_changes import file_changes
 from feedline.warehouse.selection.exclusion import Exclusion, ExclusionOrigin, RowFault
-from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot, retimed_text
 from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map
 
@@ -82,6 +82,7 @@ class Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReport:
     """The result of a check. rows: of the plan; computed: those of them that were not known from an earlier check.
+    retimed: a line on files that were checked again although their size and footer are as before, empty without any.
     file: the exclusion's. unfitted: features that were computed up to an op whose fit is missing."""
 
     table: str
@@ -95,6 +96,7 @@ class RowReport:
     exclusion: str
     file: str
     seconds: float
+    retimed: str = ""
 
     def text(self) -> str:
         """The report for people."""
@@ -102,6 +104,8 @@ class RowReport:
         share = f" ({self.bad / self.rows:.4%}) in {self.row_groups:,} row groups" if self.bad else ""
         checked = f"checked {self.rows:,} rows{known} in {self.seconds:.1f} s: {self.bad:,} bad{share}"
         lines = [f"{self.table}, snapshot {self.snapshot}: {checked}", *finding_lines(self.findings)]
+        if self.retimed:
+            lines.append(self.retimed)
         if self.unfitted:
             names = ", ".join(self.unfitted)
             lines.append(f"not fitted, so checked only up to the op that learns: {names}. Check again after the fit")
@@ -143,9 +147,9 @@ def find_exclusion(
     snapshot = current_snapshot(spec, map=map)
     plan = make_plan(spec, snapshot, lanes=1, map=map, exclude=False)
     origin, found = _origin(plan, workers), _Found()
-    known = np.zeros(len(plan.selection.rows), np.bool_)
+    known, retimed = np.zeros(len(plan.selection.rows), np.bool_), ""
     if earlier is not None:
-        known = _take_over(plan, origin, earlier, found)
+        known, retimed = _take_over(plan, origin, earlier, found)
     rows, most = origin.rows, budget.most(origin.rows)
     job = replace(plan.job, by=None, order=None, record=None, cache=None, auto=None, environment=workers.environment)
     check = RowCheck(job=job, unfitted=frozenset(origin.unfitted), most=most)
@@ -167,6 +171,7 @@ def find_exclusion(
         unfitted=origin.unfitted,
         exclusion=exclusion.id,
         file=_write(spec, exclusion, out),
+        retimed=retimed,
         seconds=time.perf_counter() - began_s,
     )
 
@@ -215,8 +220,9 @@ def _faults_of(bad: BadRows, row_group: int) -> Iterator[RowFault]:
         yield RowFault(row_group=row_group, feature=feature, reason=reason, rows=rows, first=first)
 
 
-def _take_over(plan: Plan, origin: ExclusionOrigin, file: str, found: _Found) -> NDArray[np.bool_]:
-    """Take the row groups of unchanged files over from an earlier exclusion; returns which row groups these are."""
+def _take_over(plan: Plan, origin: ExclusionOrigin, file: str, found: _Found) -> tuple[NDArray[np.bool_], str]:
+    """Take the row groups of unchanged files over from an earlier exclusion; returns which row groups these are, and a
+    line on files that are changed for their times alone."""
     earlier, before = _read_earlier(plan.spec, file)
     mine, theirs = origin.judgement, earlier.origin.judgement
     for name in mine:
@@ -229,14 +235,16 @@ def _take_over(plan: Plan, origin: ExclusionOrigin, file: str, found: _Found) ->
     for fault in earlier.faults:
         faults.setdefault(fault.row_group, []).append(fault)
     after, known = plan.snapshot, np.zeros(len(plan.selection.rows), np.bool_)
-    for old_file, new_file in file_changes(before, after).unchanged.items():
+    changes = file_changes(before, after)
+    for old_file, new_file in changes.unchanged.items():
         groups = zip(before.row_groups_of(old_file).tolist(), after.row_groups_of(new_file).tolist(), strict=True)
         for old, new in groups:
             kept, bits = earlier.excluded.get(old, (int(plan.selection.rows[new]), None))
             known[new] = kept == int(plan.selection.rows[new])  # else it is checked again
             if known[new] and bits is not None:
                 found.add(new, kept, bits, (replace(fault, row_group=new) for fault in faults[old]))
-    return known
+    again = changes.retimed.any()
+    return known, retimed_text(after, changes.retimed, "checked again") if again else ""
 
 
 def _read_earlier(spec: PipelineSpec, file: str) -> tuple[Exclusion, Snapshot]:

@@ -3,7 +3,7 @@
 Runs in: the feeder or the process of `feedline rebase`. The old plan and the state give the kept rows of each row group
 that were delivered (`delivered_rows`). Then, file by file:
 
-- unchanged (same path, size and footer digest): the same rows count as delivered, by position;
+- unchanged (`file_identity`): the same rows count as delivered, by position;
 - deleted, in a partition without new files: no row remains;
 - rewritten: if no row of the old files was delivered, every row of the new ones remains. Otherwise the identities that
   blocks recorded are matched with those of the new files. A delivered row without a recorded identity is an error.
@@ -13,6 +13,7 @@ Rows of new partitions, and of files added beside unchanged ones, join the epoch
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -37,9 +38,11 @@ from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_ch
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Records, RowIdentities, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase
 from feedline.warehouse.rebase.row_identity import delivered_again, identity_kind
-from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot, retimed_text
 from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
+
+logger = logging.getLogger(__name__)
 
 _MAX_PATHS = 3  # file names in one message
 
@@ -180,10 +183,9 @@ class _RebasePlanner:
         return {paths[before].as_py(): after for before, after in self._files.unchanged.items()}
 
     def _recorded_identities(self, fragment: Fragment) -> list[RowIdentities]:
-        kept_rows = dict(zip(fragment.row_groups, fragment.expected, strict=True))
         if self._records is None:
             return [RowIdentities.nothing(rows) for rows in fragment.expected]
-        recorded = self._records.of(fragment.path, fragment.footer_digest, kept_rows)
+        recorded = self._records.of(fragment)
         return [recorded[row_group] for row_group in fragment.row_groups]
 
     # -- remaining rows -------------------------------------------------------------------------------------------
@@ -304,6 +306,9 @@ class _RebasePlanner:
         more = f" and {len(paths) - _MAX_PATHS} more files" if len(paths) > _MAX_PATHS else ""
         keyed = self._old.spec.source.row_key is not None
         cause = "no record of their identities" + (", or nulls in source.row_key," if keyed else "")
+        if self._files.retimed.any():
+            logger.warning("%s", retimed_text(self._new.snapshot, self._files.retimed, "taken as rewritten"))
+            more += ". Files that were touched or copied alone are unchanged once their times are set back"
         remedy = "only runs that begin with source.row_key in pipeline.yaml record what a rebase needs"
         if keyed:
             folder = redact(absolute(self._old.spec.work_dir))

@@ -5,7 +5,7 @@ earlier and has not changed, its footer is corrupt, or the counting pass found a
 beside the snapshot, and counted against the budget.
 
 A skipped file contributes neither columns nor types: where the counting pass finds one, the snapshot is taken again, as
-the next run would take it. In stores without modification times, and in a saved snapshot, its columns stay.
+the next run would take it. In stores with neither tags nor times, and in a saved snapshot, its columns stay.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from feedline.warehouse.bad_files import (
 )
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.file_identity import stamp_at_index
 from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map
 
@@ -54,7 +55,7 @@ def good_snapshot(
         except BadFilesFoundError as error:
             bad = _bad_files_of(snapshot, error.reasons)
             record_findings(spec.work_dir, [*skipped.files, *bad.values()])
-            if skipped.has_listing and all(file.mtime_ns >= 0 for file in bad.values()):
+            if skipped.has_listing and all(file.is_recognised for file in bad.values()):
                 # without their columns and types, as in every later run
                 snapshot, skipped = _take_good(spec, take, map)
             else:
@@ -109,13 +110,14 @@ class _SkippedFiles:
         if not self._indices:
             self._indices = {name: index for index, name in enumerate(files["path"].to_pylist())}
         file = join(redact(self._listing.uri), path)
-        index = self._indices[path]
+        stamp = stamp_at_index(files, self._indices[path])
         self.remaining -= 1
         self.files.append(
             BadFile(
                 file=file,
-                bytes=files["bytes"][index].as_py(),
-                mtime_ns=files["mtime_ns"][index].as_py(),
+                bytes=stamp.size_bytes,
+                mtime_ns=stamp.mtime_ns,
+                etag=stamp.tag or None,
                 footer_digest=None,
                 rows=None,
                 reason=reason_of(error, file),
@@ -137,7 +139,8 @@ def _skip(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], skipp
 
 def _bad_files_of(snapshot: Snapshot, reasons: Mapping[str, str]) -> dict[str, BadFile]:
     """The files that the counting pass found bad, by path, with their facts in the snapshot."""
-    names = ("path", "bytes", "mtime_ns", "footer_digest", "rows")
+    names: tuple[str, ...] = ("path", "bytes", "mtime_ns", "footer_digest", "rows")
+    names += ("etag",) if "etag" in snapshot.files.schema.names else ()
     bad = pc.is_in(snapshot.files["path"], value_set=pa.array(sorted(reasons), pa.string()))
     return {
         facts["path"]: BadFile(

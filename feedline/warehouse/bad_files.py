@@ -1,9 +1,10 @@
 """Record which files are corrupt, leave them out of a table, and compare them with a budget.
 
-Runs where a snapshot is taken or a plan is made, and in `feedline check`. Findings (path, size, modification time and,
-if it could be read, the footer's digest) are kept in `work_dir/bad/files.arrow`; a file that was replaced since matches
-none. Only damage is a finding (`CorruptFileError`, see `storage.faults`): never a permission, a network or a missing
-file. With a `ForgivingMap` a counting pass reads all files and then raises BadFilesFoundError with all bad ones.
+Runs where a snapshot is taken or a plan is made, and in `feedline check`. Findings (path, size, time, tag and, if it
+could be read, the footer's digest) are kept in `work_dir/bad/files.arrow`; a file that was replaced since matches none,
+nor does one that nobody can tell (`file_identity`). Only damage is a finding (`CorruptFileError`, see
+`storage.faults`): never a permission, a network or a missing file. With a `ForgivingMap` a counting pass reads all
+files and then raises BadFilesFoundError with all bad ones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.file_identity import Stamp, known_files
 from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 
@@ -35,6 +37,7 @@ _SCHEMA = pa.schema(
         "footer_digest": pa.binary(),
         "rows": pa.int64(),
         "reason": pa.string(),
+        "etag": pa.string(),
     }
 )
 
@@ -53,6 +56,12 @@ class BadFile:
     footer_digest: _Digest | None
     rows: int | None
     reason: str
+    etag: str | None = None
+
+    @property
+    def is_recognised(self) -> bool:
+        """Whether a later listing shows that it is still this file."""
+        return Stamp(self.bytes, self.mtime_ns, self.etag or "").content_name is not None
 
     def line(self) -> str:
         return f"{self.file}: {self.reason}" + ("" if self.rows is not None else " (rows unknown, counted as 0)")
@@ -95,7 +104,6 @@ def leave_out(listing: Listing, findings: Mapping[str, BadFile]) -> tuple[Listin
     if not findings:
         return listing, []
     matches = _matches(listing.uri, listing.files, findings)
-    matches = {index: bad for index, bad in matches.items() if bad.mtime_ns >= 0}
     if not matches:
         return listing, []
     return listing.take(np.setdiff1d(np.arange(len(listing.files)), list(matches))), list(matches.values())
@@ -105,13 +113,8 @@ def findings_in(snapshot: Snapshot, findings: Mapping[str, BadFile]) -> dict[str
     """The findings about files of a snapshot, by path below its root."""
     if not findings:
         return {}
-    paths, digests = snapshot.files["path"], snapshot.files["footer_digest"]
-    matches = _matches(snapshot.uri, snapshot.files, findings)
-    return {
-        paths[index].as_py(): bad
-        for index, bad in matches.items()
-        if bad.footer_digest in (None, digests[index].as_py()) and (bad.mtime_ns >= 0 or bad.footer_digest is not None)
-    }
+    paths, matches = snapshot.files["path"], _matches(snapshot.uri, snapshot.files, findings)
+    return {paths[index].as_py(): bad for index, bad in matches.items()}
 
 
 def refuse_too_many(
@@ -190,14 +193,11 @@ def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple
 
 
 def _matches(uri: str, files: pa.Table, findings: Mapping[str, BadFile]) -> dict[int, BadFile]:
-    """The findings that match files by name, size and time, by index of the file."""
-    root = redact(uri)
-    found = ((index, findings.get(join(root, path))) for index, path in enumerate(files["path"].to_pylist()))
-    return {
-        index: bad
-        for index, bad in found
-        if bad and (bad.bytes, bad.mtime_ns) == (files["bytes"][index].as_py(), files["mtime_ns"][index].as_py())
-    }
+    """The findings about files that are the same, by index of the file."""
+    root = join(redact(uri), "")
+    below = [bad for name, bad in findings.items() if name.startswith(root)]
+    known = known_files(files, _table(below).append_column("path", [[bad.file[len(root) :] for bad in below]]))
+    return {index: below[known.index[index]] for index in np.flatnonzero(known.same).tolist()}
 
 
 def _skipped_name(snapshot: str) -> str:

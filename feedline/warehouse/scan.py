@@ -27,6 +27,7 @@ from feedline.warehouse.snapshot.footer_tasks import FOOTERS, read_footers
 from feedline.warehouse.snapshot.held_keys import HeldKey, held_keys
 from feedline.warehouse.snapshot.packed_facts import FactBlock
 from feedline.warehouse.snapshot.take import partition_values
+from feedline.warehouse.storage.file_identity import Stamp, stamp_at_index
 from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 
@@ -45,8 +46,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """A good footer: its digest, its size, and the rows of each row group."""
+    """A good footer: the tag of its file, its digest, its size, and the rows of each row group."""
 
+    tag: str
     digest: bytes
     footer_bytes: int
     rows: tuple[int, ...]
@@ -104,13 +106,21 @@ class Findings:
     def name(self, index: int) -> str:
         return join(redact(self.listing.uri), self.listing.files["path"][index].as_py())
 
+    def stamp(self, index: int) -> Stamp:
+        """The file as its store describes it, with the tag of the opened file where the listing has none."""
+        listed = stamp_at_index(self.listing.files, index)
+        if index in self.footers and not listed.tag:
+            return Stamp(listed.size_bytes, listed.mtime_ns, self.footers[index].tag)
+        return listed
+
     def add_bad(self, index: int, reason: str, footer: Footer | None = None) -> None:
-        files = self.listing.files
+        stamp = self.stamp(index)
         self.bad.append(
             BadFile(
                 file=self.name(index),
-                bytes=files["bytes"][index].as_py(),
-                mtime_ns=files["mtime_ns"][index].as_py(),
+                bytes=stamp.size_bytes,
+                mtime_ns=stamp.mtime_ns,
+                etag=stamp.tag or None,
                 footer_digest=footer.digest if footer else None,
                 rows=sum(footer.rows) if footer else None,
                 reason=reason,
@@ -219,10 +229,13 @@ def _footers(block: FactBlock) -> dict[int, Footer]:
     """The footers of a block's files, by index in the listing."""
     footers, first = {}, 0
     rows = block.row_groups["rows"].to_pylist()
-    for file in block.files.select(["file", "footer_digest", "footer_bytes", "row_groups"]).to_pylist():
+    for file in block.files.select(["file", "etag", "footer_digest", "footer_bytes", "row_groups"]).to_pylist():
         stop = first + file["row_groups"]
         footers[file["file"]] = Footer(
-            digest=file["footer_digest"], footer_bytes=file["footer_bytes"], rows=tuple(rows[first:stop])
+            tag=file["etag"] or "",
+            digest=file["footer_digest"],
+            footer_bytes=file["footer_bytes"],
+            rows=tuple(rows[first:stop]),
         )
         first = stop
     return footers
@@ -246,7 +259,7 @@ def _fragments(findings: Findings, indices: Sequence[int], decoder: str) -> Iter
     """Runs of row groups of one file, of about `_TASK_ROWS`, with their rows."""
     files = findings.listing.files
     for index in indices:
-        footer = findings.footers[index]
+        footer, stamp = findings.footers[index], findings.stamp(index)
         first = 0
         while first < len(footer.rows):
             stop, rows = first, 0
@@ -256,8 +269,9 @@ def _fragments(findings: Findings, indices: Sequence[int], decoder: str) -> Iter
             fragment = Fragment(
                 table=findings.listing.uri,
                 path=files["path"][index].as_py(),
-                bytes=files["bytes"][index].as_py(),
-                mtime_ns=files["mtime_ns"][index].as_py(),
+                bytes=stamp.size_bytes,
+                mtime_ns=stamp.mtime_ns,
+                tag=stamp.tag,
                 footer_digest=footer.digest,
                 footer_bytes=footer.footer_bytes,
                 row_groups=tuple(range(first, stop)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from bad_table import FEATURES, REASONS, BadTable
 from processes import ended_here
@@ -18,7 +22,7 @@ from processes import ended_here
 from feedline import Pipeline
 from feedline.commands.table.head import preview
 from feedline.errors import DataError, SpecError
-from feedline.fitting.row_check import RowBudget
+from feedline.fitting.row_check import RowBudget, RowReport
 from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.selection.exclusion import Exclusion
 
@@ -117,6 +121,42 @@ def test_only_changed_and_new_files_are_computed_again(tmp_path: Path):
     assert (replace(again, file="", seconds=0, computed=0)) == replace(whole, file="", seconds=0, computed=0)
     assert again.bad == len(table.bad_ids())
     assert "by the earlier check" in again.text()
+
+
+def test_a_file_written_again_with_its_size_and_footer_is_checked_again(tmp_path: Path):
+    """And so is one that was touched; the report says it. A copy with its time is taken over."""
+    path = tmp_path / "t" / "a.parquet"
+    path.parent.mkdir()
+    spec = {
+        "version": 1,
+        "name": "again",
+        "work_dir": str(tmp_path / "work"),
+        "source": {"table": str(path.parent)},
+        "features": {"dense": {"x": {"column": "x", "on_nonfinite": "error"}}},
+        "batch": {"size": 100},
+    }
+
+    def check(earlier: str | None = None) -> RowReport:
+        return Pipeline.from_dict(spec).check_rows(str(tmp_path / "found"), max_share=1.0, earlier=earlier)
+
+    def write(bad: int) -> bytes:
+        x = np.where(np.arange(3000) == bad, np.nan, np.arange(3000) % 5)
+        pq.write_table(pa.table({"x": x}), path, compression="none", use_dictionary=False)
+        return path.read_bytes()
+
+    old = write(700)
+    check()
+    new = write(900)
+    assert (len(new), new[-400:]) == (len(old), old[-400:])
+    report = check(str(tmp_path / "found"))
+    assert ([found.row for found in report.findings], report.computed) == ([900], 3000)
+    line = "1 file is checked again, as the time or tag is another, though size and footer are equal: a.parquet. Copies"
+    assert line in report.text()
+    copy = path.with_suffix(".copy")
+    shutil.copy2(path, copy)
+    copy.rename(path)
+    report = check(str(tmp_path / "found"))
+    assert ([found.row for found in report.findings], report.computed, report.retimed) == ([900], 0, "")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError, StoreError
 from feedline.loader.wire.facts import Hello
 from feedline.planning.table_snapshot import freeze
+from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.rebase.recorded_rows import Records
 
 
@@ -262,7 +264,8 @@ def test_records_that_cannot_be_listed_count_as_none(
     monkeypatch.setattr("feedline.warehouse.rebase.recorded_rows.with_retries", refuse)
     place.delete("ds=1/0.parquet")
     with caplog.at_level(logging.WARNING):
-        known = Records(str(tmp_path / "work"), plan.job.record.identity).of("ds=1/0.parquet", b"", {0: 3})
+        gone = fragment_at(plan.snapshot, 0, np.arange(1), np.array([3]))
+        known = Records(str(tmp_path / "work"), plan.job.record.identity).of(gone)
     assert not known[0].present.any()
     assert "it is not known which rows were delivered" in caplog.text
     with pytest.raises(StateError, match="got no record of their identities"):

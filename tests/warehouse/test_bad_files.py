@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def test_with_error_a_bad_file_is_an_error(place: Place, tmp_path: Path):
         Pipeline.from_yaml(pipeline_over(place, table, on_bad_file="error")).plan()
 
 
-def test_without_times_the_footer_decides(tmp_path: Path):
-    """Some stores list no times: then a finding needs the footer's digest."""
+def test_findings_about_files_that_nobody_can_tell_do_not_last(tmp_path: Path):
+    """Stores with neither times nor tags: a file that was restored would be left out for ever."""
     table = write(tmp_path / "t")
     flip_a_page(part(table, 1))
     snapshot = take_snapshot(str(table))
@@ -96,9 +97,11 @@ def test_without_times_the_footer_decides(tmp_path: Path):
         uri = str(table)
         files = timeless
 
-    assert findings_in(Frozen, known) == {"part=1/data.parquet": bad}
-    other = {bad.file: BadFile(**{**{n: getattr(bad, n) for n in bad.__slots__}, "footer_digest": b"other"})}
-    assert findings_in(Frozen, other) == {}
+    assert findings_in(Frozen, known) == {}
+    Frozen.files = timeless.append_column("etag", [["a", "b", "c", "d"]])
+    assert findings_in(Frozen, {bad.file: replace(bad, etag="b")}) == {"part=1/data.parquet": replace(bad, etag="b")}
+    assert findings_in(Frozen, {bad.file: replace(bad, etag="x")}) == {}
+    assert findings_in(Frozen, {bad.file: replace(bad, etag="b", footer_digest=b"other")}) == {}
 
 
 def test_damage_that_the_counting_pass_does_not_read_is_an_error_in_mid_epoch(place: Place, tmp_path: Path):

@@ -111,7 +111,7 @@ class CachedRows:
             if stop == start:
                 continue
             alone = fragment.alone(position)
-            if alone.expected[0] == UNCOUNTED:
+            if alone.expected[0] == UNCOUNTED or fragment.stamp.content_name is None:
                 yield self._computed(PieceRequest(fragment=alone, skip=start, rows=stop - start), clock)
                 continue
             for segment in segments(remaining_rows(alone), start, stop):

@@ -1,10 +1,10 @@
 """Name what a cache keeps of a job's blocks by everything that decides its bytes.
 
-Runs in: every process that computes blocks. Pure. The name of a group covers the file, the rows of it that are selected
-(and those of them that are left out, if any) and what computes them; the name of a column the feature alone, so that
-jobs share those that they have in common. Not in them, as the bytes do not depend on it: seed, epoch, lanes, batch
-size, job and other features. `decoder: arrow` is in them, as nobody chooses it to get what the kernel has decoded; a
-machine without the kernel shares the entries of others.
+Runs in: every process that computes blocks. Pure. The name of a group covers the file (`file_identity`), the rows of it
+that are selected (and those of them that are left out, if any) and what computes them; the name of a column the feature
+alone, so that jobs share those that they have in common. Not in them, as the bytes do not depend on it: seed, epoch,
+lanes, batch size, job and other features. `decoder: arrow` is in them, as nobody chooses it to get what the kernel has
+decoded; a machine without the kernel shares the entries of others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from feedline.warehouse.storage.locations import absolute, redact
 
 # Raise it with any change of what is kept of a feature, or of the values that a decoder or an op without a new version
 # gives: entries of other formats are not found any more.
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 # Selected rows of a larger row group are kept in segments of so many, so that a block computes few that it does not
 # deliver.
 SEGMENT_ROWS = 131_072
@@ -109,14 +109,15 @@ class EntryNames:
         return all(load_function(*function).code == code for function, code in self._codes.items())
 
     def group(self, fragment: Fragment, segment: Segment) -> EntryGroup:
-        """The group of a segment of a fragment's only row group."""
+        """The group of a segment of a fragment's only row group, of a file whose content has a name."""
         [row_group] = fragment.row_groups
         if fragment.table not in self._tables:
             table = absolute(fragment.table)
             self._tables[fragment.table] = table, redact(table)
         table, shown = self._tables[fragment.table]
         place = [
-            *(self._rows, table, fragment.path, fragment.bytes, fragment.mtime_ns, fragment.footer_digest.hex()),
+            *(self._rows, table, fragment.path, fragment.bytes, fragment.stamp.content_name),
+            fragment.footer_digest.hex(),
             *(row_group, segment.first, repr(fragment.partition), repr(fragment.stored_names)),
             *(hashlib.sha256(bits).hexdigest() for bits in fragment.excluded if bits is not None),
             *([fragment.decoder] if fragment.decoder != "auto" else []),

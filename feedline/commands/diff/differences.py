@@ -15,6 +15,7 @@ from feedline.commands.diff.feature_changes import describe_features, differing_
 from feedline.commands.diff.key_changes import describe_keys, plan_keys
 from feedline.commands.plan.report import describe
 from feedline.planning.plan import Plan, fingerprint_facts
+from feedline.warehouse.storage.file_identity import known_files
 from feedline.warehouse.storage.locations import redact
 
 # The stages of pruning in the facts of `feedline plan`.
@@ -100,11 +101,9 @@ def _fingerprint_pairs(
 
 def _file_facts(a: Plan, b: Plan) -> dict[str, int]:
     """How many files both snapshots have as they are, only A's, and only B's."""
-    before, after = (
-        set(zip(files["path"].to_pylist(), files["footer_digest"].to_pylist(), strict=True))
-        for files in (a.snapshot.files, b.snapshot.files)
-    )
-    return {"same": len(before & after), "only_a": len(before - after), "only_b": len(after - before)}
+    before, after = a.snapshot.files, b.snapshot.files
+    same = int(known_files(after, before).same.sum())
+    return {"same": same, "only_a": len(before) - same, "only_b": len(after) - same}
 
 
 def _cost_facts(a: Plan, b: Plan, names: list[str], *, with_cost: bool) -> dict[str, Any]:

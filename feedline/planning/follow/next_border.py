@@ -9,16 +9,11 @@ and after `until` the run ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, PlanError, TableChangedError
 from feedline.planning.agreement import RunStart
@@ -41,16 +36,11 @@ from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import leave_out, load_findings
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import moment_of
-from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.landed_files import arrivals
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.file_identity import stamp_at_index
 from feedline.warehouse.storage.locations import Location, join, redact
-
-_VERSION = ("path", "bytes", "mtime_ns")  # of a file
-
-Int64s = npt.NDArray[np.int64]
 
 
 class NothingLandedError(Exception):
@@ -180,7 +170,7 @@ def _decide(request: FollowRequest, border: Border) -> Next:
             return Next(border=None, until=request.until)
         nothing.ends_in_s = left_s
         raise
-    seen = files_seen(files_seen(unread.seen, unread.moved), seen_of(snapshot, epoch))
+    seen = files_seen(unread.seen, seen_of(snapshot, epoch))
     after = save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border, seen=seen)
     return Next(border=after.id, until=request.until)
 
@@ -214,12 +204,11 @@ def _take(request: FollowRequest, before: Snapshot, unread: _ReadOnce | None) ->
 
 
 class _ReadOnce:
-    """Leaves out the files that epochs have read. moved: those of them with another time, but the same content."""
+    """Leaves out the files that epochs have read."""
 
     def __init__(self, spec: PipelineSpec, seen: pa.Table) -> None:
         self._spec = spec
         self.seen = seen
-        self.moved = seen.slice(0, 0)
 
     def __call__(self, listing: Listing) -> Listing:
         found = arrivals(listing, self.seen)
@@ -230,7 +219,7 @@ class _ReadOnce:
                 "rows are read once: restore the partition, or start a new run"
             )
         if len(found.altered):
-            self.moved = self._same_content(listing, found.altered, found.of)
+            raise _rewritten_error(listing, int(found.altered[0]), self.seen, int(found.of[0]))
         new = listing.take(found.new)
         if self._spec.source.on_bad_file == "skip" and len(new.files):
             new_good, _ = leave_out(new, load_findings(self._spec.work_dir))
@@ -239,29 +228,13 @@ class _ReadOnce:
             raise NothingLandedError("no new file has landed")
         return new
 
-    def _same_content(self, listing: Listing, altered: Int64s, of: Int64s) -> pa.Table:
-        """The record of files of another time whose footers are as they were. Raises TableChangedError for others."""
-        here, was = listing.take(altered), self.seen.take(pa.array(of))
-        _refuse_rewritten(here, was, contiguous(here.files["bytes"]), "bytes")
-        _refuse_rewritten(here, was, contiguous(snapshot_of(here).files["footer_digest"]), "footer_digest")
-        times = was.schema.get_field_index("mtime_ns")
-        return was.set_column(times, "mtime_ns", here.files["mtime_ns"])
 
-
-def _refuse_rewritten(here: Listing, was: pa.Table, values: pa.Array, name: str) -> None:
-    """Raise TableChangedError, with both versions, for a file whose value is not the one in the record."""
-    same = pc.equal(values, contiguous(was[name])).to_numpy(zero_copy_only=False)
-    if same.all():
-        return
-    index = int(np.flatnonzero(~same)[0])
-    version, now = ({key: table[key][index].as_py() for key in _VERSION} for table in (was, here.files))
-    raise TableChangedError(
-        f"{join(redact(here.uri), now['path'])} was rewritten after epoch {was['epoch'][index].as_py()} had read it: "
-        f"got {_describe(now)}, expected {_describe(version)}. With `epoch: new` rows are read once: restore the file, "
-        "write new rows into files of new names, or start a new run"
+def _rewritten_error(listing: Listing, index: int, seen: pa.Table, of: int) -> TableChangedError:
+    """The error for a listed file that is not the one in the record."""
+    name = join(redact(listing.uri), listing.files["path"][index].as_py())
+    was, now = stamp_at_index(seen, of), stamp_at_index(listing.files, index)
+    return TableChangedError(
+        f"{name} was rewritten after epoch {seen['epoch'][of].as_py()} had read it: got {now}, expected {was}. With "
+        "`epoch: new` rows are read once: restore the file, or its time if it was copied or touched alone, write new "
+        "rows into files of new names, or start a new run"
     )
-
-
-def _describe(version: Mapping[str, Any]) -> str:
-    moment = datetime.fromtimestamp(version["mtime_ns"] / 1e9, UTC).isoformat(timespec="milliseconds")
-    return f"{version['bytes']:,} bytes of {moment}"

@@ -23,7 +23,7 @@ import numpy as np
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, CacheRef, EntryGroup, open_folder
 from feedline.warehouse.storage.ranges import Range, SparseFile
 
-_FORMAT = "column chunks 1"  # another number wherever the bytes of an entry change their meaning
+_FORMAT = "column chunks 2"  # another number wherever the bytes of an entry change their meaning
 _ARRAY = "bytes"
 # A thread may compute features of a row group, and hold their flight, when it fetches: locks of their own keep it from
 # waiting for itself, since flights share locks by the first letters of a digest.

@@ -20,7 +20,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +33,7 @@ from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_be
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition, table_order, typed_columns
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import explain_errors
+from feedline.warehouse.storage.file_identity import tag_in
 from feedline.warehouse.storage.locations import (
     Location,
     absolute,
@@ -50,7 +50,6 @@ from feedline.warehouse.storage.retry import is_local, with_retries
 logger = logging.getLogger(__name__)
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
-_TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # names of the entity tag in s3fs, adlfs and gcsfs
 _MAGIC = re.compile(r"[*?\[]")
 _SUMMARIES = ("_metadata", "_common_metadata")  # as Spark, Dask and pyarrow write them beside a table's files
 _MARKER = "_SUCCESS"  # the file that Spark and Hadoop write last
@@ -388,15 +387,10 @@ def _tag(listing: Listing, folder: Location) -> Listing:
     with explain_errors(redact(folder.uri)):
         details = find(folder.path, detail=True)  # mostly from fsspec's cache
     paths = [join(folder.path, path) for path in listing.files["path"].to_pylist()]
-    tags = [_etag(details.get(path) or details.get(path.lstrip("/")) or {}) for path in paths]
+    tags = [tag_in(details.get(path) or details.get(path.lstrip("/")) or {}) or None for path in paths]
     if all(tag is None for tag in tags):
         return listing
     return replace(listing, files=listing.files.append_column("etag", pa.array(tags, pa.string())))
-
-
-def _etag(detail: Mapping[str, Any]) -> str | None:
-    tag = next((detail[name] for name in _TAGS if detail.get(name)), None)
-    return None if tag is None else str(tag)
 
 
 def _not_apart_error(name: str, folder: str, table: str) -> TableArgumentError:

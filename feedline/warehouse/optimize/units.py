@@ -30,6 +30,7 @@ from feedline.warehouse.optimize.rewrite import (
 )
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.file_identity import tags_of
 from feedline.warehouse.storage.parallel import Map
 
 _SAMPLE_ROWS = 65_536  # rows on which encodings are measured, or a row group's if that is less
@@ -88,13 +89,17 @@ def partitions_of(snapshot: Snapshot) -> list[Partition]:
     facts = {
         name: snapshot.files[name].to_pylist() for name in ("path", "bytes", "mtime_ns", "footer_digest", "rows")
     }  # fmt: skip
+    tags = tags_of(snapshot.files)
     parents = {
         "/".join(keys[:count]) for keys in (folder.split("/") for folder in files_of) for count in range(len(keys))
     }
     found = []
     for folder, files in files_of.items():
         names = ("path", "bytes", "mtime_ns")
-        identity = [[facts[name][file] for name in names] + [facts["footer_digest"][file].hex()] for file in files]
+        identity = [
+            [*(facts[name][file] for name in names), facts["footer_digest"][file].hex(), *filter(None, [tags[file]])]
+            for file in files
+        ]
         found.append(
             Partition(
                 folder=folder,

@@ -12,7 +12,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ from feedline.warehouse.parquet.schemas import FIELD_ID, leaf_count, storage_sch
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.parquet.thrift import BYTE_ARRAY, FIXED, PHYSICAL, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
+from feedline.warehouse.storage.file_identity import stamp_of
 from feedline.warehouse.storage.ranges import Range, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -65,13 +66,15 @@ class ColumnFacts:
 
 @dataclass(slots=True)
 class FileFacts:
-    """The parts of a footer that a snapshot keeps; `columns` aligned with `schema`."""
+    """The parts of a footer that a snapshot keeps; `columns` aligned with `schema`. tag: of the file that was open,
+    empty if its store has none."""
 
     digest: bytes
     footer_bytes: int
     schema: pa.Schema
     rows: list[int]
     columns: list[ColumnFacts]
+    tag: str = ""
 
     @property
     def physical(self) -> list[int]:
@@ -86,17 +89,17 @@ def file_facts(
     Raises CorruptFileError for a file that is not Parquet, TableError for an encrypted one, both naming `name`.
     """
     with explain_errors(name):
-        tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
+        tail, tag = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
         with open_parquet(pa.BufferReader(tail)) as parquet:
             facts = _facts(parquet, tail, name, stored_names)
             _refuse_rows_elsewhere(parquet.metadata, size - len(tail), name)
-            return facts
+            return replace(facts, tag=tag)
 
 
 def key_value_metadata(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
     """Read the key-value metadata of a file's footer. Raises as `file_facts`."""
     with explain_errors(name):
-        tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
+        tail, _ = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
         return dict(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
 
 
@@ -201,15 +204,17 @@ def chunk_ranges(metadata: pq.FileMetaData, row_group: int, leaves: Sequence[int
     return ranges
 
 
-def _tail_of(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> bytes:
+def _tail_of(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> tuple[bytes, str]:
+    """Footer and trailer, and the file's tag."""
     with filesystem.open_input_file(path) as source:
         if is_local(filesystem):
-            return _tail(source.read_at, size, name)
+            return _tail(source.read_at, size, name), ""
         if (found := source.size()) != size:
             raise TableChangedError(
                 f"{name} changed while it was listed: got {found} bytes, expected {size}. Try again"
             )
-        return _tail(lambda count, start: read_range(source, start, count), size, name)
+        tag = stamp_of(filesystem, path, source).tag
+        return _tail(lambda count, start: read_range(source, start, count), size, name), tag
 
 
 def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:

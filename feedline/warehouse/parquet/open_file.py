@@ -1,8 +1,8 @@
 """Open a file after checking that it is still the snapshot's, and decode its row groups.
 
-Runs in every process that reads, once per split. Size, time and footer digest are compared with the snapshot's before
-any row is read. A local file stays open. Of a remote one opening is a HEAD request, the footer one more (skipped if
-this process has checked the footer of the same entity); a row group's column chunks are fetched in few requests
+Runs in every process that reads, once per split. Size, tag or time, and footer digest are compared with the snapshot's
+before any row is read. A local file stays open. Of a remote one opening is a HEAD request, the footer one more (skipped
+if this process has checked the footer of the same entity); a row group's column chunks are fetched in few requests
 (`ranges`), repeated by `retry`, and decoded after another HEAD has proved that the object was not replaced. With a
 cache (`file_chunks`), only the chunks that it lacks are fetched; if it has all, opening's HEAD is the only request.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
 from typing import TypeAlias, TypeVar
@@ -24,7 +25,6 @@ from feedline.errors import TableChangedError
 from feedline.warehouse.cache.file_chunks import FileChunks
 from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest, FileDecoder
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
-from feedline.warehouse.parquet.file_version import FileVersion, Stamp, refuse_other_version, stamp_in, stamp_of
 from feedline.warehouse.parquet.footer import (
     KEPT_FOOTERS,
     RecentValues,
@@ -39,12 +39,35 @@ from feedline.warehouse.parquet.schemas import storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
 from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
+from feedline.warehouse.storage.file_identity import Stamp, refuse_changed, stamp_in, stamp_of
 from feedline.warehouse.storage.ranges import Range, SparseFile, coalesce, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 T = TypeVar("T")
 
 _KEPT_TAGS = 4096  # files whose footer the process has checked: about 100 bytes each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileVersion:
+    """A file as the snapshot describes it; `uri` as messages name it. `stored_names`: of the table's columns in it, if
+    they are not the table's. `decoder`: `auto`, or `arrow` for pyarrow alone."""
+
+    uri: str
+    stamp: Stamp
+    footer_digest: bytes
+    footer_bytes: int
+    stored_names: StoredNames | None = None
+    decoder: str = "auto"
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stamp.size_bytes
+
+    def refuse_other(self, now: Stamp) -> None:
+        """Raise TableChangedError if a store describes another file."""
+        remedy = "Take a new snapshot, or go on with feedline rebase"
+        refuse_changed(self.uri, self.stamp, now, "after the snapshot was taken", remedy)
 
 
 class OpenFile:
@@ -168,7 +191,7 @@ class _LocalFile(OpenFile):
         version = self._version
         info = self._filesystem.get_file_info(self._path)
         if info.type != pafs.FileType.NotFound:
-            refuse_other_version(version, stamp_in(info))
+            version.refuse_other(stamp_in(info))
         source = self._filesystem.open_input_file(self._path)
         try:
             tail = source.read_at(version.footer_bytes, version.size_bytes - version.footer_bytes)
@@ -242,25 +265,22 @@ class _RemoteFile(OpenFile):
             with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
 
     def _identity(self) -> tuple[str, ...] | None:
-        """What names the file's content for a cache; None if its store has neither entity tags nor times.
+        """What names the file's content for a cache; None where nobody can tell.
 
         The options of its URI are not in it: an object of the same tag (or time), size and footer is the same.
         """
         version = self._version
-        if self._stamp.tag:
-            state = f"tag {self._stamp.tag.hex()}"
-        elif version.mtime_ns >= 0:
-            state = f"time {version.mtime_ns}"
-        else:
+        content = (self._stamp if self._stamp.tag else version.stamp).content_name
+        if content is None:
             return None
-        return version.uri, str(version.size_bytes), state, version.footer_digest.hex()
+        return version.uri, str(version.size_bytes), content, version.footer_digest.hex()
 
     def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:
         version = self._version
         source = self._filesystem.open_input_file(self._path)
         try:
             stamp = stamp_of(self._filesystem, self._path, source)
-            refuse_other_version(version, stamp)
+            version.refuse_other(stamp)
             checked = _checked_footers.get((version.uri, stamp.tag)) == version.footer_digest
             metadata = parsed_footers.get(version.footer_digest) if checked else None
             if metadata is None:
@@ -285,7 +305,7 @@ class _RemoteFile(OpenFile):
     def _verify_unchanged(self) -> None:
         with self._filesystem.open_input_file(self._path) as source:
             stamp = stamp_of(self._filesystem, self._path, source)
-        refuse_other_version(self._version, stamp)
+        self._version.refuse_other(stamp)
         if stamp.tag != self._stamp.tag:
             raise TableChangedError(
                 f"{self._version.uri} was replaced while it was read. Take a new snapshot, or go on with feedline "
@@ -313,7 +333,7 @@ _Layout: TypeAlias = tuple[pa.Schema, dict[str, range], DedupMetadata | None, Fi
 
 
 _layouts: RecentValues[tuple[str, bytes, StoredNames | None, str], _Layout] = RecentValues(KEPT_FOOTERS)
-_checked_footers: RecentValues[tuple[str, bytes], bytes] = RecentValues(_KEPT_TAGS)  # digests by file and entity tag
+_checked_footers: RecentValues[tuple[str, str], bytes] = RecentValues(_KEPT_TAGS)  # digests by file and entity tag
 
 
 def _layout(version: FileVersion, parquet: pq.ParquetFile) -> _Layout:

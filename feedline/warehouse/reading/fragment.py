@@ -16,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.cache.file_chunks import FileChunks
-from feedline.warehouse.parquet.file_version import FileVersion, refuse_other_version, stamp_in
-from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
+from feedline.warehouse.parquet.open_file import FileVersion, OpenFile, open_unchanged
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
@@ -32,6 +30,7 @@ from feedline.warehouse.reading.stored_groups import group_part
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
 from feedline.warehouse.storage.faults import explain_errors
+from feedline.warehouse.storage.file_identity import Stamp, stamp_at, stamp_at_index
 from feedline.warehouse.storage.locations import join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
@@ -44,12 +43,12 @@ _Digest = bytes  # within `Fragment` the field `bytes` hides the type
 class Fragment:
     """The row groups of one file that one task reads.
 
-    `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
-    as of the snapshot. `row_groups`: indices in the file; `expected`: kept rows of each, or UNCOUNTED; `proofs`: what
-    statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the file's keys and typed values.
-    `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see `pack_mask`) or None; empty if no
-    row group has any. `stored_names`: of the table's columns in the file, if they are not the table's.
-    `decoder`, `source_cache`: see `Snapshot`.
+    `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `tag` (empty without one), `footer_digest`,
+    `footer_bytes`: the file as of the snapshot. `row_groups`: indices in the file; `expected`: kept rows of each, or
+    UNCOUNTED; `proofs`: what statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the
+    file's keys and typed values. `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see
+    `pack_mask`) or None; empty if no row group has any. `stored_names`: of the table's columns in the file, if they are
+    not the table's. `decoder`, `source_cache`: see `Snapshot`.
     """
 
     table: str
@@ -60,6 +59,7 @@ class Fragment:
     footer_bytes: int
     row_groups: tuple[int, ...]
     expected: tuple[int, ...]
+    tag: str = ""
     partition: tuple[tuple[str, object], ...] = ()
     proofs: tuple[int, ...] = ()
     excluded: tuple[_Digest | None, ...] = ()
@@ -87,11 +87,10 @@ class Fragment:
         location = locate(self.table)
         path = join(location.path, self.path)
         with explain_errors(self.uri, listed=True):
-            info = with_retries(lambda: location.filesystem.get_file_info(path), location.filesystem, self.uri)
-        if info.type == pafs.FileType.NotFound:
-            with self.open():  # whose error says so
-                pass
-        refuse_other_version(self.file_version, stamp_in(info))
+            stamp = with_retries(
+                lambda: stamp_at(location.filesystem, path), location.filesystem, self.uri, listed=True
+            )
+        self.file_version.refuse_other(stamp)
 
     def alone(self, position: int) -> Fragment:
         """One of its row groups."""
@@ -112,11 +111,15 @@ class Fragment:
         return self.proofs[position] if self.proofs else 0
 
     @property
+    def stamp(self) -> Stamp:
+        """The file as its store described it for the snapshot."""
+        return Stamp(self.bytes, self.mtime_ns, self.tag)
+
+    @property
     def file_version(self) -> FileVersion:
         return FileVersion(
             uri=self.uri,
-            size_bytes=self.bytes,
-            mtime_ns=self.mtime_ns,
+            stamp=self.stamp,
             footer_digest=self.footer_digest,
             footer_bytes=self.footer_bytes,
             stored_names=self.stored_names,
@@ -212,12 +215,14 @@ def fragment_at(
     """
     kept = np.flatnonzero(expected)
     facts = snapshot.files
+    stamp = stamp_at_index(facts, file)
     places = snapshot.row_group_in_file[row_groups[kept]]
     return Fragment(
         table=snapshot.uri,
         path=facts["path"][file].as_py(),
-        bytes=facts["bytes"][file].as_py(),
-        mtime_ns=facts["mtime_ns"][file].as_py(),
+        bytes=stamp.size_bytes,
+        mtime_ns=stamp.mtime_ns,
+        tag=stamp.tag,
         footer_digest=facts["footer_digest"][file].as_py(),
         footer_bytes=facts["footer_bytes"][file].as_py(),
         row_groups=tuple(places.tolist()),

@@ -1,6 +1,6 @@
 """Compare two snapshots of a table: which files are unchanged, and which old and new files share a partition.
 
-Pure. A file with the same path, size and footer digest is unchanged. The others are grouped by partition: by the values
+Pure. A file that is the same (`file_identity`) is unchanged. The others are grouped by partition: by the values
 of the keys, or, where a key's type changed, by the strings in the folder names.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from feedline.errors import StateError
 from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.file_identity import known_files
 
 Partition: TypeAlias = tuple[tuple[str, str | None], ...]
 
@@ -28,8 +29,11 @@ class FileChanges:
     """How an old and a new snapshot differ, by file indices.
 
     `unchanged`: old -> new. `old`, `new`: per partition the files only in the old and only in the new snapshot.
-    `rewritten`: how many of these have the same path.
+    `rewritten`: how many of these have the same path. `retimed`: bool [new files], those of these with the same size
+    and footer, too, and another time or tag.
     """
+
+    retimed: npt.NDArray[np.bool_]
 
     unchanged: dict[int, int] = field(default_factory=dict)
     old: dict[Partition, list[int]] = field(default_factory=dict)
@@ -42,21 +46,17 @@ def file_changes(old: Snapshot, new: Snapshot) -> FileChanges:
 
     Raises StateError if a partition key changed its type and a path does not spell its value.
     """
-    found = FileChanges()
+    known = known_files(new.files, old.files)
+    found = FileChanges(retimed=known.retimed)
     spelled = [name for name in old.partition_columns if not same_string(_type(old, name), _type(new, name))]
-    names = ("path", "bytes", "footer_digest")
-    now = {path: (file, rest) for file, (path, *rest) in enumerate(_facts(new, names))}
-    kept: set[int] = set()
-    for file, (path, *rest) in enumerate(_facts(old, names)):
-        after, facts = now.get(path, (-1, None))
-        if facts == rest:
-            found.unchanged[file] = after
-            kept.add(after)
-        else:
-            found.rewritten += after >= 0
+    after = np.flatnonzero(known.same)
+    found.unchanged = dict(sorted(zip(known.index[after].tolist(), after.tolist(), strict=True)))
+    found.rewritten = int((~known.same & (known.index >= 0)).sum())
+    for file in range(len(old.files)):
+        if file not in found.unchanged:
             found.old.setdefault(_partition(old, file, spelled), []).append(file)
     for file in range(len(new.files)):
-        if file not in kept:
+        if not known.same[file]:
             found.new.setdefault(_partition(new, file, spelled), []).append(file)
     return found
 
@@ -67,10 +67,6 @@ def by_file(snapshot: Snapshot, row_groups: Sequence[int]) -> Iterator[tuple[int
     files = snapshot.file_of_row_group[groups]
     for part in np.split(groups, np.flatnonzero(np.diff(files)) + 1) if len(groups) else ():
         yield int(snapshot.file_of_row_group[part[0]]), part
-
-
-def _facts(snapshot: Snapshot, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    return zip(*(snapshot.files[name].to_pylist() for name in names), strict=True)
 
 
 def same_string(was: pa.DataType, now: pa.DataType) -> bool:

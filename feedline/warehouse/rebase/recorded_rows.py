@@ -1,8 +1,8 @@
 """Records of row identities under `work_dir/rows`, written while blocks are computed.
 
 Written in Dask workers, read where a rebase is planned. A record holds the identities of the rows that one piece of a
-block reads, in their order, 8 bytes per row. Its name follows from the identity, the file (path and footer digest), the
-row groups and, if it holds only some of their kept rows, which ones. A record that cannot be written or read, or is
+block reads, in their order, 8 bytes per row. Its name follows from the identity, the file (path and content), the row
+groups and, if it holds only some of their kept rows, which ones. A record that cannot be written or read, or is
 damaged, counts as missing.
 """
 
@@ -153,12 +153,12 @@ class Records:
         self._folder = f"{_FOLDER}/{identity.id}"
 
     @functools.cached_property
-    def _names(self) -> Mapping[str, Sequence[tuple[int, int, str]]]:
-        """Per file: (first row group, last row group, name) of each of its records."""
+    def _names(self) -> Mapping[str, Sequence[tuple[int, int, str, int]]]:
+        """Per file: (first row group, last row group, name, time written) of each of its records."""
         location = locate(absolute(self._work_dir))
         files, name = location.filesystem, join(redact(location.uri), self._folder)
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
-        found: dict[str, list[tuple[int, int, str]]] = {}
+        found: dict[str, list[tuple[int, int, str, int]]] = {}
         try:
             infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
         except (OSError, TableError, pa.ArrowException) as error:
@@ -167,13 +167,18 @@ class Records:
         for info in infos:
             words = info.base_name.removesuffix(".arrow").split("-")
             if info.base_name.endswith(".arrow") and len(words) == 4:
-                found.setdefault(words[0], []).append((int(words[1]), int(words[2]), info.base_name))
+                record = int(words[1]), int(words[2]), info.base_name, info.mtime_ns or -1
+                found.setdefault(words[0], []).append(record)
         return found
 
-    def of(self, path: str, footer_digest: bytes, kept: Mapping[int, int]) -> dict[int, RowIdentities]:
-        """Load the records of some row groups of a file (`kept`: index in the file -> kept rows)."""
+    def of(self, fragment: Fragment) -> dict[int, RowIdentities]:
+        """Load the records of a fragment's row groups, by their index in the file."""
+        kept = dict(zip(fragment.row_groups, fragment.expected, strict=True))
         found = {row_group: RowIdentities.nothing(rows) for row_group, rows in kept.items()}
-        for first, last, name in self._names.get(_digest(path, footer_digest), ()):
+        of_earlier_versions = [
+            record for record in self._names.get(_old_digest(fragment), ()) if 0 <= fragment.mtime_ns < record[-1]
+        ]  # a record that is older than the file is of another one
+        for first, last, name, _ in [*self._names.get(_digest(fragment), ()), *of_earlier_versions]:
             if any(first <= row_group <= last and not found[row_group].present.all() for row_group in kept):
                 self._fill(found, f"{self._folder}/{name}")
         return found
@@ -236,12 +241,19 @@ def _name(recording: Recording, fragment: Fragment, part: str) -> str:
     """Return the name of the record of all the fragment's rows, or of the part that `part` describes."""
     first, last = fragment.row_groups[0], fragment.row_groups[-1]
     content = f"{fragment.row_groups} {fragment.expected} {part}".encode()
-    file, rows = _digest(fragment.path, fragment.footer_digest), hashlib.sha256(content).hexdigest()[:16]
+    file, rows = _digest(fragment), hashlib.sha256(content).hexdigest()[:16]
     return f"{_FOLDER}/{recording.identity.id}/{file}-{first}-{last}-{rows}.arrow"
 
 
-def _digest(path: str, footer_digest: bytes) -> str:
-    return hashlib.sha256(path.encode() + b"\0" + footer_digest).hexdigest()[:32]
+def _digest(fragment: Fragment) -> str:
+    """The name of a file's content, also of one that nobody can tell: the mark of its snapshot is part of it."""
+    content = fragment.stamp.content_name or fragment.tag
+    return hashlib.sha256(f"{fragment.path}\0{content}\0".encode() + fragment.footer_digest).hexdigest()[:32]
+
+
+def _old_digest(fragment: Fragment) -> str:
+    """The same of earlier versions, which files of equal footers share."""
+    return hashlib.sha256(fragment.path.encode() + b"\0" + fragment.footer_digest).hexdigest()[:32]
 
 
 @functools.cache

@@ -5,6 +5,7 @@ Pure; runs where a plan is made. A table that is followed grows by a few files; 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 import numpy as np
@@ -14,7 +15,10 @@ import pyarrow.compute as pc
 
 from feedline.warehouse.selection.waves import COLUMNS, counts_table
 from feedline.warehouse.snapshot.column_facts import contiguous
-from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot, retimed_text
+from feedline.warehouse.storage.file_identity import known_files
+
+logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -28,21 +32,17 @@ def same_types(before: Snapshot, after: Snapshot, columns: Collection[str]) -> b
 
 
 def row_groups_before(before: Snapshot, after: Snapshot) -> Int64s:
-    """int64 [row groups of the later snapshot]: the same row group's index in the earlier one; -1 without one. A file
-    with the same path, size and footer has not changed."""
-    found = pc.index_in(after.files["path"], value_set=contiguous(before.files["path"]))
-    file = contiguous(found.fill_null(-1)).to_numpy().astype(np.int64)
-    same = file >= 0
-    there = pa.array(np.maximum(file, 0))
-    for name in ("bytes", "footer_digest"):
-        if len(before.files):
-            equal = pc.equal(contiguous(after.files[name]), contiguous(before.files[name]).take(there))
-            same &= equal.to_numpy(zero_copy_only=False)
+    """int64 [row groups of the later snapshot]: the same row group's index in the earlier one; -1 without one, and
+    where the file is another one (`file_identity`)."""
+    known = known_files(after.files, before.files)
+    if known.retimed.any():
+        logger.warning("%s", retimed_text(after, known.retimed, "counted again"))
     starts = np.searchsorted(before.file_of_row_group, np.arange(len(before.files)))
     mine = after.file_of_row_group
     if not len(mine) or not len(starts):
         return np.full(len(mine), -1, np.int64)
-    return np.where(same[mine], starts[file[mine]] + after.row_group_in_file, -1).astype(np.int64)
+    file = known.before
+    return np.where(file[mine] >= 0, starts[file[mine]] + after.row_group_in_file, -1).astype(np.int64)
 
 
 def carried_counts(table: pa.Table, before: Int64s, row_groups: Int64s) -> pa.Table:

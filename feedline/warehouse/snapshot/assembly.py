@@ -12,21 +12,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.column_facts import Facts, contiguous, join_facts
+from feedline.warehouse.storage.file_identity import is_settled, known_files
 
 Int64s = npt.NDArray[np.int64]
-CLOCK_GRAIN_NS = 2 * 10**9  # the coarsest time resolution of file systems in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SnapshotPart:
     """Files whose footers have been read.
 
-    `files`: file (int64, its index in the listing), footer_digest, footer_bytes, rows, row_groups, schema (int32, an
-    index of `schemas`). `row_groups`: rows and bytes, file after file; `facts`: in the same order.
+    `files`: file (int64, its index in the listing), etag (null without one), footer_digest, footer_bytes, rows,
+    row_groups, schema (int32, an index of `schemas`). `row_groups`: rows and bytes, file after file; `facts`: in the
+    same order.
     """
 
     files: pa.Table
@@ -90,25 +90,15 @@ def unchanged_files(listing: Listing, last: SnapshotPart, *, kept: set[str], tak
     """For each listed file its index in the last snapshot if it is unchanged, else -1: then its footer must be read.
 
     `last`: the last snapshot, taken at `taken_ns`; its files also have path, bytes, mtime_ns and perhaps etag. A file
-    without time and etag may have been replaced, and so may one that was younger than the clock's grain when it was
-    read. A file with a column other than `kept` counts as changed, as the facts of that column are lost. If the table's
-    log declares the columns, dropped columns in files do not matter.
+    without etag that was younger than the clock's grain when it was read may have been replaced. A file with a column
+    other than `kept` counts as changed, as the facts of that column are lost. If the table's log declares the columns,
+    dropped columns in files do not matter.
     """
-    files = listing.files
-    positions = pc.index_in(files["path"], value_set=last.files["path"])
-    index = contiguous(positions.fill_null(-1)).to_numpy().astype(np.int64)
-    same = index >= 0
-    for name in ("bytes", "mtime_ns"):
-        same &= contiguous(files[name]).to_numpy() == contiguous(last.files[name]).to_numpy()[index]
-    if "etag" in files.schema.names and "etag" in last.files.schema.names:
-        tags = contiguous(files["etag"]), contiguous(last.files["etag"]).take(pa.array(np.maximum(index, 0)))
-        same &= pc.fill_null(pc.equal(*tags), False).to_numpy(zero_copy_only=False)
-    else:
-        mtime_ns = contiguous(files["mtime_ns"]).to_numpy()
-        same &= (mtime_ns >= 0) & (mtime_ns + CLOCK_GRAIN_NS < taken_ns)
+    known = known_files(listing.files, last.files)
+    same = known.same & (known.tagged | is_settled(contiguous(listing.files["mtime_ns"]).to_numpy(), taken_ns))
     whole = np.array([kept.issuperset(_columns_of(schema, listing.schema)) for schema in last.schemas], np.bool_)
-    same &= whole[contiguous(last.files["schema"]).to_numpy()[index]]
-    return np.where(same, index, -1)
+    same &= whole[contiguous(last.files["schema"]).to_numpy()[known.index]]
+    return np.where(same, known.index, -1)
 
 
 def _columns_of(file: pa.Schema, declared: pa.Schema | None) -> Iterable[str]:
@@ -122,8 +112,11 @@ def carry_over(last: SnapshotPart, old: npt.NDArray[np.int64]) -> SnapshotPart:
     index[old[kept]] = kept
     mine = np.flatnonzero(index >= 0)
     groups = np.flatnonzero(index[contiguous(last.row_groups["file"]).to_numpy()] >= 0)
-    names = ["footer_digest", "footer_bytes", "rows", "row_groups", "schema"]
-    files = last.files.select(names).take(pa.array(mine)).add_column(0, "file", pa.array(index[mine]))
+    files = last.files
+    if "etag" not in files.schema.names:
+        files = files.append_column("etag", pa.nulls(len(files), pa.string()))
+    names = ["etag", "footer_digest", "footer_bytes", "rows", "row_groups", "schema"]
+    files = files.select(names).take(pa.array(mine)).add_column(0, "file", pa.array(index[mine]))
     row_groups = last.row_groups.select(["rows", "bytes"]).take(pa.array(groups))
     return SnapshotPart(files=files, schemas=last.schemas, row_groups=row_groups, facts=last.facts.take(groups))
 

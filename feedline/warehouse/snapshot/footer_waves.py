@@ -13,17 +13,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from feedline.progress import report_progress
 from feedline.version import VERSION
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.snapshot.assembly import CLOCK_GRAIN_NS
 from feedline.warehouse.snapshot.footer_tasks import FOOTERS, FooterResult, read_footers
 from feedline.warehouse.snapshot.packed_facts import FactBlock
+from feedline.warehouse.storage.file_identity import is_settled, tags_of
 from feedline.warehouse.storage.kept_waves import KeptWaves
 from feedline.warehouse.storage.parallel import Map
 
+_VERSION = 2  # of what a wave keeps
 _WAVE_FILES = 16_384  # 40 s of one core: an interruption loses little
 _PARTS = 3  # tables of a block
 _FOLDER = "footers"
@@ -87,11 +87,7 @@ class FooterWaves:
 
 def _is_settled(files: pa.Table, now_ns: int) -> bool:
     """Whether the listing identifies the content of each file: by its etag, or by a time that is old enough."""
-    if "etag" in files.schema.names and files["etag"].null_count == 0:
-        return True
-    times = files["mtime_ns"]
-    old = pc.less(times, now_ns - CLOCK_GRAIN_NS)
-    return bool(pc.all(pc.and_(old, pc.greater_equal(times, 0)), min_count=0).as_py())
+    return bool(((tags_of(files) != "") | is_settled(files["mtime_ns"].to_numpy(), now_ns)).all())
 
 
 def _name(listing: Listing, indices: npt.NDArray[np.int64], files: pa.Table) -> str:
@@ -99,7 +95,7 @@ def _name(listing: Listing, indices: npt.NDArray[np.int64], files: pa.Table) -> 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, identity.schema) as writer:
         writer.write_table(identity)
-    digest = hashlib.sha256(f"{VERSION} {pa.__version__} {listing.uri} ".encode())
+    digest = hashlib.sha256(f"{_VERSION} {VERSION} {pa.__version__} {listing.uri} ".encode())
     if listing.stored_names is not None:
         digest.update(listing.stored_names.text.encode())
     digest.update(indices.tobytes())

@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 from feedline.errors import TableError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.column_facts import contiguous
+from feedline.warehouse.storage.file_identity import known_files
 from feedline.warehouse.storage.locations import join, redact
 
 Int64s = npt.NDArray[np.int64]
 _SKEW_S = 60  # by which clocks of hosts and stores may differ without a word
 _NS = 10**9
 _SHOWN = 3  # partitions in a message
-_RECORDED = ("path", "bytes", "mtime_ns", "footer_digest")  # of a file that an epoch reads
+_RECORDED = ("path", "bytes", "mtime_ns", "etag", "footer_digest")  # of a file that an epoch reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +168,10 @@ def _age(seconds: int) -> str:
 
 
 def seen_files(files: pa.Table, names: pa.Array, epoch: int) -> pa.Table:
-    """The record of a snapshot's files, which an epoch reads: path, bytes, mtime_ns, footer_digest, folder (their
+    """The record of a snapshot's files, which an epoch reads: path, bytes, mtime_ns, etag, footer_digest, folder (their
     partition, from `names`) and epoch."""
+    if "etag" not in files.schema.names:
+        files = files.append_column("etag", pa.nulls(len(files), pa.string()))
     epochs = pa.array(np.full(len(files), epoch, np.int64))
     return files.select(_RECORDED).append_column("folder", names).append_column("epoch", epochs).combine_chunks()
 
@@ -177,9 +180,10 @@ def seen_files(files: pa.Table, names: pa.Array, epoch: int) -> pa.Table:
 class Arrivals:
     """Landed files against those that epochs have read: indices of the listing.
 
-    `new`: no epoch has read them. `altered`: an epoch has read a file of this path, of another size or time, whose
-    index in the record is in `of`. `rewritten`: partitions from which files that epochs have read have gone, while
-    others came: (partition, a file that went, a file that came).
+    `new`: no epoch has read them. `altered`: an epoch has read another file of this path (`file_identity`), whose index
+    in the record is in `of`; where a store has neither tags nor times, one of another size. `rewritten`: partitions
+    from which files that epochs have read have gone, while others came: (partition, a file that went, a file that
+    came).
     """
 
     new: Int64s
@@ -191,13 +195,8 @@ class Arrivals:
 def arrivals(listing: Listing, seen: pa.Table) -> Arrivals:
     """Compare landed files with the record of files that epochs have read (`seen_files`)."""
     path, names = contiguous(listing.files["path"]), partition_names(listing)
-    index = pc.index_in(path, value_set=contiguous(seen["path"])).fill_null(-1).to_numpy().astype(np.int64)
-    known = index >= 0
-    same = known.copy()
-    for name in ("bytes", "mtime_ns"):
-        if len(seen):
-            same &= contiguous(listing.files[name]).to_numpy() == contiguous(seen[name]).to_numpy()[index]
-    new = np.flatnonzero(~known)
+    known = known_files(listing.files, seen)
+    new = np.flatnonzero(known.index < 0)
     gone = pc.invert(pc.is_in(contiguous(seen["path"]), value_set=path))
     lost = seen.filter(gone)
     came = names.take(pa.array(new))
@@ -207,5 +206,5 @@ def arrivals(listing: Listing, seen: pa.Table) -> Arrivals:
         went = both.filter(pc.equal(both["folder"], folder))["path"][0].as_py()
         arrived = path[int(new[pc.index(came, folder).as_py()])].as_py()
         rewritten.append((folder, went, arrived))
-    altered = np.flatnonzero(known & ~same)
-    return Arrivals(new=new, altered=altered, of=index[altered], rewritten=tuple(rewritten))
+    altered = np.flatnonzero((known.index >= 0) & ~known.agrees)
+    return Arrivals(new=new, altered=altered, of=known.index[altered], rewritten=tuple(rewritten))

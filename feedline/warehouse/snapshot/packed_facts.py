@@ -115,6 +115,7 @@ def _block(schema: pa.Schema, indexed_files: Sequence[tuple[int, FileFacts]]) ->
         files=pa.table(
             {
                 "file": pa.array([index for index, _ in indexed_files], pa.int64()),
+                "etag": pa.array([file.tag or None for file in files], pa.string()),
                 "footer_digest": pa.array([file.digest for file in files], pa.binary(32)),
                 "footer_bytes": pa.array([file.footer_bytes for file in files], pa.int64()),
                 "rows": pa.array([sum(file.rows) for file in files], pa.int64()),

@@ -37,6 +37,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 # Columns of a saved snapshot that are read at once, where one takes longer than a thread's start: each is decompressed
 # and verified by itself, and holds a few hundred megabytes per ten million row groups.
 _READ_THREADS, _MANY_ROW_GROUPS = 4, 100_000
+_SHOWN_PATHS = 3  # in a message
 _TABLES = ("head", "files", "row_groups", "schemas")  # a saved snapshot's first; a table of facts per column follows
 
 
@@ -45,12 +46,13 @@ class Snapshot:
     """A frozen table.
 
     `uri`: the root. `schema`: the files' columns, then the partition columns. `files`: path (below the root), bytes,
-    mtime_ns, etag (if the store has one), footer_digest (binary), footer_bytes, rows, row_groups, schema (int32, an
-    index of `file_schemas`) and, if the table has partition keys, the struct `partition`, and if files hold keys that
-    their paths lack (`held_keys`), the struct `path_keys` of the paths' values. `row_groups`: file, row_group
-    (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: the number of files skipped
-    because of their suffix. `logged`: partition values come from a table's log, not from the paths. `stored_names`: of
-    the columns in files, if the log maps them (None: those of `schema`). `home`: the work_dir that it was loaded from.
+    mtime_ns, etag (if the store has tags, or there is no time; see `file_identity`), footer_digest (binary),
+    footer_bytes, rows, row_groups, schema (int32, an index of `file_schemas`) and, if the table has partition keys, the
+    struct `partition`, and if files hold keys that their paths lack (`held_keys`), the struct `path_keys` of the paths'
+    values. `row_groups`: file, row_group (within the file), rows, bytes. `facts`: of every column, see `column_facts`.
+    `ignored`: the number of files skipped because of their suffix. `logged`: partition values come from a table's log,
+    not from the paths. `stored_names`: of the columns in files, if the log maps them (None: those of `schema`). `home`:
+    the work_dir that it was loaded from.
 
     Of what reads its files, and no part of what is saved: `decoder`, as `source.decoder`; `source_cache`, which keeps
     the column chunks of files in a store (None: nothing is kept).
@@ -245,6 +247,17 @@ class Snapshot:
         for name in self.file_columns:
             facts = self.facts.fetch(self.schema.field(name))
             yield pa.Table.from_arrays(facts.flatten(), names=[part.name for part in facts.type])
+
+
+def retimed_text(snapshot: Snapshot, retimed: npt.NDArray[np.bool_], treatment: str) -> str:
+    """A line on files that have the size and footer of earlier ones, and another time or tag: how they are treated."""
+    paths = snapshot.files["path"].filter(pa.array(retimed))
+    some = ", ".join(paths.slice(0, _SHOWN_PATHS).to_pylist())
+    more = f" and {len(paths) - _SHOWN_PATHS:,} more" if len(paths) > _SHOWN_PATHS else ""
+    return (
+        f"{len(paths):,} {'file is' if len(paths) == 1 else 'files are'} {treatment}, as the time or tag is another, "
+        f"though size and footer are equal: {some}{more}. Copies that keep times (cp -p, rsync -t) are recognised"
+    )
 
 
 def _stored_facts(file: StoredFile, schema: pa.Schema, rows: pa.Array) -> Facts:

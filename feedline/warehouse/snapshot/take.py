@@ -1,7 +1,8 @@
 """Take the snapshot of a table: list it, read the footers of new files, and save it for the next time.
 
-Runs once per job, in the process that plans. The facts of files with the same size, time and etag as in the table's
-last snapshot under the same `work_dir` are reused.
+Runs once per job, in the process that plans. The facts of files that are the same as in the table's last snapshot under
+the same `work_dir` (`file_identity`) are reused. Where the youngest file was written a moment ago, a snapshot waits
+until a file that is written later has another time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
 from feedline.warehouse.snapshot.packed_facts import part_without_files
 from feedline.warehouse.snapshot.snapshot import Snapshot, identity
 from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.file_identity import mark_unknown, unsettled_ns
 from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map
 
@@ -62,8 +64,8 @@ def snapshot_of(
 ) -> Snapshot:
     """Take the snapshot of listed files; `map` reads their footers (default: threads of this process).
 
-    `work_dir`: where the snapshot is saved; the footers of files with the same size, time and etag as in the table's
-    last snapshot there are not read again. `on_bad`: called with the path below the root and the error of each file
+    `work_dir`: where the snapshot is saved; the footers of files that are the same as in the table's last snapshot
+    there are not read again. `on_bad`: called with the path below the root and the error of each file
     with a corrupt footer, which is left out (default: raise).
 
     Raises TableNotFoundError, CorruptFileError (naming the file), or TableError for files that contradict each other.
@@ -88,7 +90,8 @@ def snapshot_of(
         for index, message in sorted(corrupt.items()):
             on_bad(listing.files["path"][index].as_py(), CorruptFileError(message))
         listing, parts = _leave_out(listing, parts, np.array(sorted(corrupt), np.int64))
-    snapshot = _freeze(listing, assemble(parts or [part_without_files()]), rules or SchemaRules())
+    listing, assembly = _identify(listing, assemble(parts or [part_without_files()]), now_ns)
+    snapshot = _freeze(listing, assembly, rules or SchemaRules())
     if work_dir is None:
         return snapshot
     changed = last is None or (last[0].id, last[0].uri) != (snapshot.id, snapshot.uri)
@@ -99,6 +102,21 @@ def snapshot_of(
     waves.forget()
     loaded = Snapshot.load(work_dir, snapshot.id) if changed or last is None else last[0]
     return dataclasses.replace(loaded, ignored=listing.ignored)
+
+
+def _identify(listing: Listing, parts: Assembly, now_ns: int) -> tuple[Listing, Assembly]:
+    """The files with what tells them from later ones: the tags of those that were opened, or times, of which a file
+    that is written now has others, or else a mark."""
+    files, tags = listing.files, parts.files["etag"].combine_chunks()
+    if "etag" in files.schema.names:
+        tags = pc.coalesce(tags, contiguous(files["etag"]))
+        files = files.drop_columns("etag")
+    mtime_ns = contiguous(files["mtime_ns"]).to_numpy()
+    time.sleep(unsettled_ns(mtime_ns[tags.is_null().to_numpy(zero_copy_only=False)], time.time_ns()) / 1e9)
+    marked = mark_unknown(files, tags, now_ns)
+    files = files if marked is None else files.append_column("etag", marked)
+    parts = dataclasses.replace(parts, files=parts.files.drop_columns("etag"))
+    return dataclasses.replace(listing, files=files), parts
 
 
 def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -39,6 +41,8 @@ _GCS_RETRY_S = 10
 _S3_URI_ONLY = re.compile(r"[?&](tls_verify_certificates|tls_ca_dir_path|smart_defaults)=")
 
 _ARROW_SCHEMES = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "mock"}
+_SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs", "adl": "abfs"}
+_AZURE_HOSTS = (".blob.core.windows.net", ".dfs.core.windows.net")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 # A password may contain slashes: `key:ab/cd@bucket`. A port is not a password.
 _PASSWORD = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:(?!\d*(/|$))[^@]*@")
@@ -96,6 +100,25 @@ def redact(uri: str) -> str:
     if not is_uri(uri):
         return uri
     return split_options(uri if _PASSWORD.match(uri) is None else re.sub(r"://[^@]*@", "://", uri))[0]
+
+
+def real_name(name: str) -> str:
+    """The one name of a file or folder, whichever link or form of a URI leads to it: to compare, not to open.
+
+    Links of this host are followed as far as they lead now. Account, port and options of a URI are left out.
+    """
+    address = split_options(redact(absolute(name)))[0]
+    if not is_uri(address):
+        return os.path.realpath(address)
+    scheme, _, rest = address.partition("://")
+    authority, slash, path = rest.partition("/")
+    if scheme.lower() in ("file", "local"):
+        return os.path.realpath(unquote(slash + path))
+    user, at, host = authority.rpartition("@")
+    # of Azure's names, container@account.dfs.core.windows.net and account.blob.core.windows.net/container
+    root = user if at and "." in host else "" if host.endswith(_AZURE_HOSTS) else host.partition(":")[0]
+    scheme = _SAME_SCHEMES.get(scheme.lower(), scheme.lower())
+    return f"{scheme}://" + re.sub("/+", "/", f"{root}/{unquote(path)}").strip("/")
 
 
 @lru_cache(maxsize=64)
@@ -158,6 +181,12 @@ class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
         self._forget(paths)
         infos: list[pafs.FileInfo] = super().get_file_info(paths)
         return infos
+
+    def details(self, path: str) -> dict[str, Any]:
+        """All that the store says of a file."""
+        self._forget([path])
+        details: dict[str, Any] = self.fs.info(path)
+        return details
 
     def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
         self._forget_all()

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cached_blocks import assert_same, blocks_of, counts_of
+from tagged_store import write_plain
 
 from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
@@ -252,6 +253,45 @@ def test_a_rewritten_table_has_other_entries(tmp_path: Path) -> None:
     pq.write_table(other, table / "0.parquet", row_group_size=GROUP)
     plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache")
     assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, CASES["in order"])))
+
+
+def labels_plan(table: str, folder: Path) -> Plan:
+    spec = {
+        "version": 1,
+        "name": "labels",
+        "work_dir": str(folder / "work"),
+        "source": {"table": table},
+        "features": {"label": {"clicked": []}},
+        "batch": {"size": 8, "tail": "partial"},
+        "shuffle": "off",
+        "cache": {"dir": str(folder / "cache"), "mode": "features", "free": 1},
+    }
+    return Pipeline.from_dict(spec).plan()
+
+
+def labels(plan: Plan) -> list[float]:
+    [batch] = Pipeline(plan.spec).batches(plan=plan)
+    return batch.labels.flatten().tolist()
+
+
+@pytest.mark.parametrize("store", ["tagged", "memory"])
+def test_corrected_labels_are_found_in_stores_without_times(store: str, tmp_path: Path) -> None:
+    """With equal sizes and footers. A store with tags says that a file was replaced, also while it is read; of one with
+    neither, nothing is kept."""
+    table = f"{store}://{tmp_path.name}"
+    wrong, right = [0, 1, 1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 0, 1, 1, 0]
+    write_plain(pa.table({"clicked": pa.array(wrong, pa.int8())}), f"{table}/a.parquet")
+    plan = labels_plan(table, tmp_path)
+    assert labels(plan) == wrong
+    is_tagged = store == "tagged"
+    again = labels_plan(table, tmp_path)
+    assert (again.snapshot.id == plan.snapshot.id) is is_tagged
+    assert len(list((tmp_path / "cache").rglob("*.entry"))) == is_tagged
+    write_plain(pa.table({"clicked": pa.array(right, pa.int8())}), f"{table}/a.parquet")
+    if is_tagged:
+        with pytest.raises(TableChangedError, match=r"a\.parquet changed after .*: got .*, tag .*, expected .*, tag "):
+            labels(plan)
+    assert labels(labels_plan(table, tmp_path)) == right
 
 
 def test_an_error_of_rows_that_are_not_delivered_does_not_surface(tmp_path: Path) -> None:

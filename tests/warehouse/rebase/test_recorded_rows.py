@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.warehouse.reading.fragment import Fragment, fragment_at, pack_mask
+from feedline.warehouse.rebase import recorded_rows
 from feedline.warehouse.rebase.recorded_rows import (
     IdentifyTask,
     Recording,
@@ -62,11 +63,8 @@ def found(recording: Recording, fragment: Fragment) -> dict[int, list[int | None
     """The recorded identities, as the rows of `ROWS` that have them."""
     row_of = {int(word): row for row, word in enumerate(recording.identity.rows(ROWS))}
     runs = recording.identity.runs(ROWS)
-    kept = dict(zip(fragment.row_groups, fragment.expected, strict=True))
     result: dict[int, list[int | None]] = {}
-    for group, records in (
-        Records(recording.work_dir, recording.identity).of(fragment.path, fragment.footer_digest, kept).items()
-    ):
+    for group, records in Records(recording.work_dir, recording.identity).of(fragment).items():
         rows = [row_of[int(word)] if there else None for word, there in zip(records.rows, records.present, strict=True)]
         assert all(records.runs[at] == runs[row] for at, row in enumerate(rows) if row is not None)
         result[group] = rows
@@ -124,8 +122,23 @@ def test_records_of_other_files_counts_and_identities_are_not_used(
     nothing = {0: [None] * 4, 1: [None] * 4, 2: [None] * 2}
     assert found(recording, replace(fragment, footer_digest=b"other")) == nothing
     assert found(recording, replace(fragment, path="other.parquet")) == nothing
+    assert found(recording, replace(fragment, mtime_ns=fragment.mtime_ns + 1)) == nothing, "written again in place"
+    assert found(recording, replace(fragment, tag="new")) == nothing
     assert found(replace(recording, identity=replace(identity, kept="where")), fragment) == nothing
     assert found(recording, replace(fragment, expected=(3, 4, 2)))[0] == [None] * 3
+
+
+def test_a_record_of_an_earlier_version_is_used_if_it_is_younger_than_the_file(
+    recording: Recording, fragment: Fragment, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as earlier:
+        earlier.setattr(recorded_rows, "_digest", recorded_rows._old_digest)
+        record(recording, fragment, 0, ROWS)
+    [file] = Path(recording.work_dir).glob("rows/*/*")
+    written_ns = file.stat().st_mtime_ns
+    older, younger = (replace(fragment, mtime_ns=written_ns + shift) for shift in (-1, 1))
+    assert found(recording, older) == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9]}
+    assert found(recording, younger)[0] == found(recording, replace(fragment, mtime_ns=-1))[0] == [None] * 4
 
 
 def test_a_damaged_record_counts_as_none(recording: Recording, fragment: Fragment):
