@@ -23,7 +23,7 @@ def group_of(row_group: int = 0, table: str = "clicks", partition: Mapping[str, 
     return EntryGroup(
         digest=digest_of(f"{table} {row_group}"),
         table=table,
-        path="day=1/part.parquet",
+        path="day=1/part.parquet" if table == "clicks" else "part.parquet",
         row_group=row_group,
         partition={} if partition is None else partition,
     )

@@ -9,6 +9,7 @@ import datetime
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,13 +31,14 @@ from feedline.warehouse.cache.maintenance import (
     prune_entries,
     verify_entries,
 )
-from feedline.warehouse.storage.locations import absolute, redact
+from feedline.warehouse.discovery.partitions import is_partition, keys_of_path, typed_columns
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_NAMED = 5  # tables in an error
 
 CachePath = Annotated[Path, typer.Argument(metavar="CACHE", help="The cache's folder.")]
-TableOption = Annotated[str | None, typer.Option("--table", help="Entries of this table alone: its path or URI.")]
+TableOption = Annotated[
+    str | None, typer.Option("--table", help="Entries of the files of this table, folder or file alone.")
+]
 
 cache = typer.Typer(
     no_args_is_help=True,
@@ -57,22 +59,23 @@ def folder_of(path: Path) -> str:
     return folder
 
 
-def _table_in(folder: str, table: str) -> str:
-    """A table as entries name it. Raises SpecError for one that has none, so that a deletion that deletes nothing for
-    want of the right name does not look done."""
-    known = sorted({each.table for each in describe_folder(folder, by_row_group=False).groups if each.table})
-    for name in (table, redact(absolute(table))):
-        if name in known:
-            return name
-    there = f"The cache has those of {', '.join(known[:_NAMED])}" if known else "The cache is empty"
-    raise SpecError(f"no entry is of the table {table}: expected a table as `feedline cache ls` names it. {there}")
+def _keys_of(paths: Sequence[str]) -> list[dict[str, Any]]:
+    """The partition keys in the folders of each path, with their typed values; of a key that comes twice, the
+    innermost."""
+    folders = [
+        {segment.partition("=")[0]: segment for segment in path.split("/")[:-1] if is_partition(segment)}
+        for path in paths
+    ]
+    inner = ["/".join([*each.values(), "file"]) for each in folders]
+    columns = typed_columns(inner)
+    return [{key: columns[key][at].as_py() for key in keys_of_path(path)} for at, path in enumerate(inner)]
 
 
 @cache.command("ls")
 def list_cache(path: CachePath, table: TableOption = None, as_json: AsJson = False) -> None:
     """List the row groups that have entries: files, columns, bytes, last use."""
     folder = folder_of(path)
-    report = describe_folder(folder, by_row_group=True, table=table and _table_in(folder, table))
+    report = describe_folder(folder, by_row_group=True, table=table)
     _print_report(report, as_json=as_json, by_row_group=True)
 
 
@@ -93,22 +96,33 @@ def prune_cache(
     everything: Annotated[bool, typer.Option("--all", help="All entries, of all versions.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the entries that meet all conditions."""
+    """Remove the entries that meet all conditions.
+
+    Exit status 1 if entries are left that --table and --where may mean.
+    """
     folder = folder_of(path)
     choice = PruneChoice(
-        table=table and _table_in(folder, table),
+        table=table,
         where=where,
         older_than_s=None if older_than is None else parse_age(older_than),
         everything=everything,
     )
     with ProgressLine(), exit_on_signals():
-        report = prune_entries(folder, choice, time.time())
+        report = prune_entries(folder, choice, time.time(), _keys_of)
     if as_json:
         print(json.dumps(asdict(report)))
-        return
-    lines = [f"removed {report.files:,} files, {report.bytes:,} bytes; kept {report.kept:,}"]
-    lines += [f"kept, as it cannot be decided: {count:,} {reason}" for reason, count in report.undecided.items()]
-    say(console_on(), "\n".join(lines))
+    else:
+        lines = [f"removed {report.files:,} files, {report.bytes:,} bytes; kept {report.kept:,}"]
+        if len(report.names) > 1:
+            lines += [
+                f"removed, of the table that jobs named {name}: {count:,}" for name, count in report.names.items()
+            ]
+        lines += [f"kept, as it cannot be decided: {count:,} {reason}" for reason, count in report.undecided.items()]
+        if report.failed:
+            lines.append(f"left, as they cannot be removed: {report.failed:,}. Run it as their owner")
+        say(console_on(), "\n".join(lines))
+    if not report.is_met:
+        raise typer.Exit(1)
 
 
 @cache.command("verify")

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.native import parquet as native
+from feedline.warehouse.storage.locations import absolute, join, real_name
 
 VERSION = 1
 SUFFIX = ".entry"
@@ -87,6 +88,8 @@ class EntryGroup:
         digest: hex; names the folder of the row group's entries.
         table, path, row_group: for people who list and prune.
         partition: partition keys and their values: JSON values, dates, datetimes, decimals or bytes.
+        file: the real name of the file when the entry was written (`real_name`), if it is not that of table and path;
+            read back alone.
     """
 
     digest: str
@@ -94,6 +97,7 @@ class EntryGroup:
     path: str
     row_group: int
     partition: Mapping[str, Any]
+    file: str = ""
 
 
 class EntryArray(NamedTuple):
@@ -206,6 +210,7 @@ def entry_buffers(
         "digest": group.digest,
         "table": group.table,
         "path": group.path,
+        **_file_facts(group),
         "row_group": group.row_group,
         "partition": {key: _to_json(value) for key, value in group.partition.items()},
         "created": created_s,
@@ -217,6 +222,13 @@ def entry_buffers(
     header = _HEADER.pack(_MAGIC, VERSION, len(index), file_bytes, cpu_s)
     header += struct.pack("<I", checksum(header + index))
     return [header.ljust(_HEADER_BYTES, b"\0"), index, _ZEROS[:padding], *arrays]
+
+
+def _file_facts(group: EntryGroup) -> dict[str, str]:
+    """The real name of the group's file, if its table and path say another."""
+    name = join(group.table, group.path)
+    real = real_name(name)
+    return {} if real == absolute(name) else {"file": real}
 
 
 def write_entry(path: str, buffers: Sequence[Any], *, mode: int, modified_ns: int) -> None:
@@ -326,6 +338,7 @@ def _parse_index(facts: dict[str, Any], cpu_s: float, file_bytes: int, first: in
         path=facts["path"],
         row_group=facts["row_group"],
         partition={key: _from_json(value) for key, value in facts["partition"].items()},
+        file=facts.get("file", ""),
     )
     return EntryIndex(group, facts["created"], cpu_s, file_bytes, first, columns)
 

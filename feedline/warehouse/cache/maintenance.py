@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import polars as pl
 import pyarrow as pa
@@ -21,8 +22,20 @@ from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import Expression, bind_where, parse
 from feedline.progress import report_progress, track
 from feedline.warehouse.cache.cache_folder import check_folder
-from feedline.warehouse.cache.entry_file import DamagedEntryError, EntryFile, EntryIndex, OtherVersionError
+from feedline.warehouse.cache.entry_file import (
+    DamagedEntryError,
+    EntryFile,
+    EntryGroup,
+    EntryIndex,
+    OtherVersionError,
+)
 from feedline.warehouse.cache.eviction import StoredFileStat, is_abandoned, list_entries, remove_file
+from feedline.warehouse.storage.locations import join, real_name
+
+_Entry: TypeAlias = tuple[StoredFileStat, EntryIndex]
+KeysOf: TypeAlias = Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
+
+_NAMED = 5  # tables in an error
 
 _TYPES: tuple[tuple[type, pa.DataType], ...] = (  # in this order: a bool is an int, a datetime a date
     (bool, pa.bool_()),
@@ -74,18 +87,25 @@ class FolderReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReport:
-    """What was removed, and what is kept because a condition cannot be decided for it.
+    """What was removed, and what is left of what may be meant.
 
     Attributes:
         files, bytes: removed.
         kept: files that the conditions do not select.
-        undecided: files, by the reason, such as `without the partition key day`.
+        undecided: files of which a condition cannot be decided, by the reason, such as `without the partition key day`.
+        failed: files that are selected and cannot be removed.
+        names: removed files by the name that their job had for the table.
+        is_met: whether nothing is left of the table or the partitions that were named, as far as is known. A file
+            without the key counts where its table was named: it may hold rows of the partition.
     """
 
     files: int
     bytes: int
     kept: int
     undecided: Mapping[str, int]
+    failed: int
+    names: Mapping[str, int]
+    is_met: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +121,11 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneChoice:
-    """Which files to remove: those that meet all conditions; `everything` has no others."""
+    """Which files to remove: those that meet all conditions; `everything` has no others.
+
+    table: the name of a table, folder or file, in any form: entries of its files belong to it, whatever name the job
+    had for the table.
+    """
 
     table: str | None = None
     where: str | None = None
@@ -109,9 +133,17 @@ class PruneChoice:
     everything: bool = False
 
 
+def _no_keys(paths: Sequence[str]) -> list[dict[str, Any]]:
+    return [{} for _ in paths]
+
+
 def describe_folder(folder: str, *, by_row_group: bool, table: str | None = None) -> FolderReport:
-    """The totals of each table, or of each row group; of one table, if given. Raises SpecError for a foreign folder."""
+    """The totals of each table, or of each row group; of the files of one table (as `PruneChoice.table`), if given.
+
+    Raises SpecError for a foreign folder, or a table without entries.
+    """
     check_folder(folder)
+    is_of_table, tables = _of_table(table), set[str]()
     groups: dict[tuple[Any, ...], list[tuple[StoredFileStat, EntryIndex]]] = defaultdict(list)
     every: list[StoredFileStat] = []
     counts = {"unreadable": 0, "other_versions": 0, "temporary": 0}
@@ -122,17 +154,23 @@ def describe_folder(folder: str, *, by_row_group: bool, table: str | None = None
             continue
         columns += len(index.columns)
         group = index.group
-        if table is None or group.table == table:
+        tables.add(group.table)
+        if is_of_table(group):
             key = (group.table, group.path, group.row_group) if by_row_group else (group.table,)
             groups[key].append((file, index))
+    if table is not None and not groups:
+        raise _unknown_table_error(table, tables, {})
     whole = EntryTotals(files=len(every), columns=columns, bytes=_bytes(every), used_s=_used_s(every))
     return FolderReport(groups=tuple(_totals(groups[key]) for key in sorted(groups)), whole=whole, **counts)
 
 
-def prune_entries(folder: str, choice: PruneChoice, now_s: float) -> PruneReport:
+def prune_entries(folder: str, choice: PruneChoice, now_s: float, keys_of: KeysOf = _no_keys) -> PruneReport:
     """Remove files. A condition on a partition key decides only for row groups with that key; others are kept.
 
-    Raises SpecError for a foreign folder, no condition, or a `where` that fits no entry's partition keys.
+    keys_of: the partition keys in paths, for entries whose job named a folder below the table, which has none.
+
+    Raises SpecError for a foreign folder, no condition, a table without entries, or a `where` that fits no entry's
+    partition keys.
     """
     if not choice.everything and choice == PruneChoice():
         raise SpecError("prune needs a condition: got none. Name --table, --where or --older-than, or use --all")
@@ -140,33 +178,33 @@ def prune_entries(folder: str, choice: PruneChoice, now_s: float) -> PruneReport
         raise SpecError("--all removes every entry: got conditions, too. Leave out --all")
     where = None if choice.where is None else parse(choice.where)
     check_folder(folder)
+    files = list(_listed(folder))
+    stored = [file for file in files if not file.temporary]
+    old = [file for file in stored if choice.older_than_s is None or now_s - file.used_s >= choice.older_than_s]
     undecided: dict[str, int] = defaultdict(int)
-    chosen: list[StoredFileStat] = []
-    judged: list[tuple[StoredFileStat, EntryIndex]] = []
-    kept = 0
-    needs_index = choice.table is not None or where is not None
-    for file in _listed(folder):
-        if file.temporary:
-            if is_abandoned(file, now_s):
-                chosen.append(file)
-        elif choice.older_than_s is not None and now_s - file.used_s < choice.older_than_s:
-            kept += 1
-        elif not needs_index:
-            chosen.append(file)
-        else:
-            index, reason = _index_of(file)
-            if index is None:
-                undecided[reason] += reason != ""
-            elif choice.table is not None and index.group.table != choice.table:
-                kept += 1
-            else:
-                judged.append((file, index))
-    if where is not None:
-        judged, refused = _select(where, judged, undecided)
-        kept += refused
-    chosen += [file for file, _ in judged]
+    judged: list[_Entry] = []
+    unreadable = 0
+    if choice.table is None and where is None:
+        chosen = old
+    else:
+        judged = _entries_of(choice.table, stored, {file.path for file in old}, undecided)
+        unreadable = sum(undecided.values())
+        judged = judged if where is None else _select(where, judged, undecided, keys_of)
+        chosen = [file for file, _ in judged]
+    kept = len(stored) - len(chosen) - sum(undecided.values())
+    chosen += [file for file in files if file.temporary and is_abandoned(file, now_s)]
     removed = [file for file in track(chosen, "removing", [1] * len(chosen), "files") if remove_file(file.path)]
-    return PruneReport(files=len(removed), bytes=_bytes(removed), kept=kept, undecided=dict(undecided))
+    gone = {file.path for file in removed}
+    failed = sum(file.path not in gone and os.path.lexists(file.path) for file in chosen)
+    return PruneReport(
+        files=len(removed),
+        bytes=_bytes(removed),
+        kept=kept,
+        undecided=dict(undecided),
+        failed=failed,
+        names=dict(sorted(Counter(index.group.table for file, index in judged if file.path in gone).items())),
+        is_met=not (failed or unreadable or (choice.table is not None and undecided)),
+    )
 
 
 def verify_entries(folder: str) -> VerifyReport:
@@ -200,6 +238,54 @@ def verify_entries(folder: str) -> VerifyReport:
                 unreadable.append(file.path)
     return VerifyReport(
         files=files, bytes=nbytes, damaged=tuple(damaged), unreadable=tuple(unreadable), other_versions=others
+    )
+
+
+def _of_table(table: str | None) -> Callable[[EntryGroup], bool]:
+    """Whether a group is of a file of a table, by the file's real name when it was written or now; True without one."""
+    if table is None:
+        return lambda group: True
+    root, names = real_name(table), dict[str, str]()
+
+    def is_of_table(group: EntryGroup) -> bool:
+        name = join(group.table, group.path)
+        if name not in names:
+            names[name] = real_name(name)
+        return any(each == root or each.startswith(join(root, "")) for each in (group.file, names[name]))
+
+    return is_of_table
+
+
+def _entries_of(
+    table: str | None, files: Sequence[StoredFileStat], old: Collection[str], undecided: dict[str, int]
+) -> list[_Entry]:
+    """The old files that hold entries of a table; those that cannot be read are added to `undecided`. Raises SpecError
+    for a table that has no entries of any age."""
+    found: list[_Entry] = []
+    is_of_table, tables, is_known = _of_table(table), set[str](), table is None
+    for file in files:
+        index, reason = _index_of(file)
+        if index is not None:
+            tables.add(index.group.table)
+            is_meant = is_of_table(index.group)
+            is_known |= is_meant
+            if is_meant and file.path in old:
+                found.append((file, index))
+        elif reason and file.path in old:
+            undecided[reason] += 1
+    if table is not None and not is_known:
+        raise _unknown_table_error(table, tables, undecided)
+    return found
+
+
+def _unknown_table_error(table: str, tables: Collection[str], undecided: Mapping[str, int]) -> SpecError:
+    """The error for a table without entries: a deletion that deletes nothing for want of the right name must not look
+    done."""
+    some = ", ".join(sorted(filter(None, tables))[:_NAMED])
+    there = f"The cache has those of {some}" if some else "The cache has none"
+    there += "".join(f", and {count:,} {reason}" for reason, count in undecided.items())
+    return SpecError(
+        f"no entry is of the table {table}: expected its path or URI, or that of a folder or file of it. {there}"
     )
 
 
@@ -262,29 +348,31 @@ def _used_s(files: Iterable[StoredFileStat]) -> float:
     return max((file.used_s for file in files), default=0.0)
 
 
-def _select(
-    where: Expression, entries: Sequence[tuple[StoredFileStat, EntryIndex]], undecided: dict[str, int]
-) -> tuple[list[tuple[StoredFileStat, EntryIndex]], int]:
-    """The entries whose partition values meet a condition, and how many do not; the rest is added to `undecided`.
+def _select(where: Expression, entries: Sequence[_Entry], undecided: dict[str, int], keys_of: KeysOf) -> list[_Entry]:
+    """The entries whose partition values meet a condition; those of which it cannot be told are added to `undecided`.
 
     A null is as in a `where` of a table: what compares with it is not selected.
     """
-    by_types: dict[tuple[pa.DataType, ...], list[tuple[StoredFileStat, EntryIndex]]] = defaultdict(list)
+    by_types: dict[tuple[pa.DataType, ...], list[tuple[_Entry, Mapping[str, Any]]]] = defaultdict(list)
     names = sorted(where.columns)
-    for each in entries:
-        partition = each[1].group.partition
+    groups = [index.group for _, index in entries]
+    lacking = [place for place, group in enumerate(groups) if not group.partition.keys() >= set(names)]
+    in_paths = keys_of([groups[place].file or join(groups[place].table, groups[place].path) for place in lacking])
+    found = dict(zip(lacking, in_paths, strict=True))
+    partitions = [{**found.get(place, {}), **group.partition} for place, group in enumerate(groups)]
+    for each, partition in zip(entries, partitions, strict=True):
         if missing := [name for name in names if name not in partition]:
             undecided[f"without the partition key {missing[0]}"] += 1
         else:
-            by_types[tuple(_type_of(partition[name]) for name in names)].append(each)
+            by_types[tuple(_type_of(partition[name]) for name in names)].append((each, partition))
     if entries and not by_types:
-        keys = sorted({key for _, index in entries for key in index.group.partition})
+        keys = sorted({key for partition in partitions for key in partition})
         raise SpecError(
             f"--where is a condition on partition keys: got {', '.join(names)}, expected of "
             f"{', '.join(keys) or 'none'}. To remove the entries of all partitions, use --table or --all alone"
         )
-    selected: list[tuple[StoredFileStat, EntryIndex]] = []
-    refused, faults = 0, []
+    selected: list[_Entry] = []
+    faults = []
     usual = {
         name: next((types[at] for types in by_types if types[at] != pa.null()), pa.string())
         for at, name in enumerate(names)
@@ -298,15 +386,14 @@ def _select(
             faults.append(error)
             undecided["with partition keys of other types"] += len(members)
             continue
-        values = [[index.group.partition[name] for _, index in members] for name in names]
+        values = [[partition[name] for _, partition in members] for name in names]
         table = pa.table([pa.array(column, kind) for column, kind in zip(values, kinds, strict=True)], schema=schema)
         frame = pl.DataFrame(table)
         truths = frame.select(bound.polars.alias("selected"))["selected"].fill_null(value=False).to_list()
-        selected += [each for each, truth in zip(members, truths, strict=True) if truth]
-        refused += len(truths) - sum(truths)
+        selected += [each for (each, _), truth in zip(members, truths, strict=True) if truth]
     if faults and len(faults) == len(by_types):
         raise faults[0]
-    return selected, refused
+    return selected
 
 
 def _type_of(value: Any) -> pa.DataType:

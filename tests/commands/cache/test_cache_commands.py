@@ -13,7 +13,7 @@ from processes import ended_here
 
 from feedline.commands.cache.cache_commands import folder_of, parse_age
 from feedline.errors import SpecError
-from feedline.warehouse.cache.cache_folder import CacheFolder
+from feedline.warehouse.cache.cache_folder import CacheFolder, EntryGroup
 
 
 @pytest.fixture
@@ -99,6 +99,20 @@ def test_prune_says_what_cannot_be_decided(folder: Path):
     text = shown("prune", folder, "--where", "day == '2026-01-01'")
     assert "removed 1 files" in text
     assert "kept, as it cannot be decided: 1 without the partition key day" in text
+
+
+def test_a_deletion_request_is_carried_out_whatever_jobs_named_the_table(tmp_path: Path):
+    table, cache = tmp_path / "w/clicks", CacheFolder(ref_of(tmp_path / "cache"))
+    for number, (name, path) in enumerate(
+        [(tmp_path / "w", "clicks/month=01/a"), (table / "month=01", "a"), (table, "a")]
+    ):
+        group = EntryGroup(f"{number:032x}", str(name), path, number, {"month": 1} if number == 0 else {})
+        cache.put(group, columns_of(group, 1), cpu_s=1.0)
+    text = shown("prune", tmp_path / "cache", "--table", table, "--where", "month == 1", status=1)
+    assert "removed 2 files" in text
+    assert f"removed, of the table that jobs named {table}/month=01: 1" in " ".join(text.split()).replace("- ", "-")
+    assert "kept, as it cannot be decided: 1 without the partition key month" in text
+    assert told("prune", tmp_path / "cache", "--table", table)["files"] == 1
 
 
 def test_prune_without_a_condition_removes_nothing(folder: Path):

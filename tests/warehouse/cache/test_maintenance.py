@@ -6,15 +6,17 @@ import datetime
 import decimal
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_entries import columns_of, files_of, filled, group_of, ref_of
+from cache_entries import columns_of, digest_of, files_of, filled, group_of, ref_of
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.progress import Progress, on_progress
-from feedline.warehouse.cache.cache_folder import CacheFolder
+from feedline.warehouse.cache import maintenance
+from feedline.warehouse.cache.cache_folder import CacheFolder, EntryGroup
 from feedline.warehouse.cache.eviction import touched_ns
 from feedline.warehouse.cache.maintenance import PruneChoice, describe_folder, prune_entries, verify_entries
 
@@ -82,7 +84,6 @@ def test_files_of_other_kinds_are_counted(folder: str):
     ("choice", "expected"),
     [
         (PruneChoice(table="users"), [("clicks", 0), ("clicks", 1), ("clicks", 2)]),
-        (PruneChoice(table="none"), [("clicks", 0), ("clicks", 1), ("clicks", 2), ("users", 0)]),
         (PruneChoice(where="hour >= 1"), [("clicks", 0), ("users", 0)]),
         (PruneChoice(where="hour == 1 or hour == 0"), [("clicks", 2), ("users", 0)]),
         (PruneChoice(where="day == '2026-01-01'", table="clicks"), [("clicks", 2), ("users", 0)]),
@@ -181,7 +182,7 @@ def test_temporary_files_of_dead_writers_are_pruned(folder: str):
     old.touch()
     new.touch()
     os.utime(old, (NOW_S - 60,) * 2)
-    prune_entries(folder, PruneChoice(table="none"), time.time())
+    prune_entries(folder, PruneChoice(older_than_s=1e9), time.time())
     assert (old.exists(), new.exists()) == (False, True)
 
 
@@ -232,3 +233,97 @@ def test_a_foreign_folder_is_refused(tmp_path: Path):
 def test_the_bytes_are_those_of_the_folder(tmp_path: Path):
     cache = filled(tmp_path, groups=3)
     assert describe_folder(str(tmp_path), by_row_group=False).whole.bytes == cache.usage()
+
+
+# -- whatever a job named the table ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> tuple[str, Path]:
+    """A cache with entries of two days of clicks and of views, by jobs that named the tables in their own ways."""
+    cache, root = CacheFolder(ref_of(tmp_path / "cache")), tmp_path / "w"
+    for table in ("clicks", "views"):
+        for day in (1, 2):
+            folder = root / table / f"ds=2026-01-0{day}"
+            folder.mkdir(parents=True)
+            (folder / "a.parquet").touch()
+    (tmp_path / "link").symlink_to(root / "clicks")
+    first = {"ds": datetime.date(2026, 1, 1)}
+    second = {"ds": datetime.date(2026, 1, 2)}
+    for number, (table, path, partition) in enumerate(
+        [
+            (root / "clicks", "ds=2026-01-01/a.parquet", first),
+            (root / "clicks", "ds=2026-01-02/a.parquet", second),
+            (root, "clicks/ds=2026-01-02/a.parquet", second),  # as one of a list
+            (root, "views/ds=2026-01-02/a.parquet", second),
+            (root / "clicks/ds=2026-01-02", "a.parquet", {}),  # the partition's folder
+            (tmp_path / "link", "ds=2026-01-02/a.parquet", second),
+            (f"file://{root}/clicks", "ds=2026-01-02/a.parquet", second),
+            (tmp_path / "w-2/clicks", "ds=2026-01-02/a.parquet", second),
+        ]
+    ):
+        group = EntryGroup(digest_of(f"{table} {path}"), str(table), path, number, partition)
+        assert cache.put(group, columns_of(group, 1), cpu_s=1.0)
+    return str(tmp_path / "cache"), root
+
+
+def numbers(folder: str, table: str | None = None) -> list[int | None]:
+    return sorted(each.row_group for each in describe_folder(folder, by_row_group=True, table=table).groups)  # type: ignore[type-var]
+
+
+def keys_of(paths: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"ds": path.split("ds=")[1][:10]} for path in paths]
+
+
+@pytest.mark.parametrize("form", ["{}/clicks", "file://{}/clicks", "{}/../link", "{}/views/../clicks/"])
+def test_entries_belong_to_the_files_of_a_table(named: tuple[str, Path], form: str):
+    folder, root = named
+    assert numbers(folder, form.format(root)) == [0, 1, 2, 4, 5, 6]
+    choice = PruneChoice(table=form.format(root), where="ds == '2026-01-02'")
+    report = prune_entries(folder, choice, NOW_S, keys_of)
+    assert (report.files, report.kept, report.is_met) == (5, 3, True)
+    assert report.names == {
+        str(root): 1,
+        str(root / "clicks"): 1,
+        str(root / "clicks/ds=2026-01-02"): 1,
+        str(root.parent / "link"): 1,
+        f"file://{root}/clicks": 1,
+    }
+    assert numbers(folder) == [0, 3, 7]
+
+
+def test_entries_of_a_partition_or_of_a_file_are_told_from_those_beside_it(named: tuple[str, Path]):
+    folder, root = named
+    assert numbers(folder, str(root / "clicks/ds=2026-01-02")) == [1, 2, 4, 5, 6]
+    assert numbers(folder, str(root / "clicks/ds=2026-01-01/a.parquet")) == [0]
+    assert numbers(folder, str(root)) == [0, 1, 2, 3, 4, 5, 6]
+    with pytest.raises(SpecError, match=r"no entry is of the table .*/w/click: expected its path or URI, .*/w/clicks"):
+        describe_folder(folder, by_row_group=True, table=str(root / "click"))
+
+
+def test_a_link_that_leads_elsewhere_since_still_names_its_entries(named: tuple[str, Path]):
+    """And those that were written through it are of the files that they were computed from."""
+    folder, root = named
+    link = root.parent / "link"
+    link.unlink()
+    link.symlink_to(root / "views")
+    assert numbers(folder, str(root / "clicks")) == [0, 1, 2, 4, 5, 6]
+    assert numbers(folder, str(link)) == [3, 5]
+
+
+def test_what_may_be_meant_and_is_left_is_not_done(named: tuple[str, Path]):
+    folder, root = named
+    report = prune_entries(folder, PruneChoice(table=str(root / "clicks"), where="ds == '2026-01-02'"), NOW_S)
+    assert report.undecided == {"without the partition key ds": 1}
+    assert not report.is_met
+    [path, *_] = files_of(folder)
+    path.write_bytes(b"damaged")
+    report = prune_entries(folder, PruneChoice(where="ds == '2026-01-09'"), NOW_S, keys_of)
+    assert (report.files, report.undecided, report.is_met) == (0, {"unreadable": 1}, False)
+
+
+def test_what_cannot_be_removed_is_counted(named: tuple[str, Path], monkeypatch: pytest.MonkeyPatch):
+    folder, root = named
+    monkeypatch.setattr(maintenance, "remove_file", lambda path: False)
+    report = prune_entries(folder, PruneChoice(table=str(root / "views")), NOW_S)
+    assert (report.files, report.failed, report.is_met) == (0, 1, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -19,7 +20,7 @@ from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.storage.locations import Location, _Handler, locate, uri_on
+from feedline.warehouse.storage.locations import Location, _Handler, locate, real_name, uri_on
 
 
 @pytest.mark.parametrize(
@@ -188,3 +189,28 @@ def test_many_files_of_a_folder_are_one_listing(store: Remembering) -> None:
     infos = locate("remembering://w").filesystem.get_file_info([f"w/{number}" for number in range(20)])
     assert all(info.type == pafs.FileType.File for info in infos)
     assert store.requests == ["list w"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("s3://warehouse/clicks", "s3a://warehouse//clicks/"),
+        ("s3://warehouse/clicks?region=eu-west-1&endpoint_override=localhost:9000", "s3://warehouse/clicks"),
+        ("s3://warehouse/my%20clicks", "s3://warehouse/my clicks"),
+        ("gs://anonymous@warehouse/clicks", "gcs://warehouse/clicks"),
+        ("abfs://box@account.dfs.core.windows.net/clicks", "az://box/clicks"),
+        ("abfss://account.blob.core.windows.net/box/clicks", "abfs://account@box/clicks"),
+        ("hdfs://namenode:8020/clicks", "hdfs://namenode/clicks"),
+        ("file:///w/my%20clicks", "/w/my clicks"),
+        ("/w/../w/clicks/", "/w/clicks"),
+    ],
+)
+def test_a_place_has_one_real_name_in_all_forms(one: str, other: str):
+    assert real_name(one) == real_name(other)
+
+
+def test_links_have_the_real_name_of_what_they_lead_to(tmp_path: Path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert real_name(str(tmp_path / "link/gone.parquet")) == str(tmp_path / "real/gone.parquet")
+    assert real_name("s3://warehouse/clicks") != real_name("s3://warehouse/views")
