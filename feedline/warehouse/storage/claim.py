@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow.fs as pafs
 
 from feedline.errors import FeedlineError, StoreError, TableError
-from feedline.warehouse.storage.content_store import get, put
+from feedline.warehouse.storage.content_store import OBJECT_STORES, get, put
 from feedline.warehouse.storage.locations import Location, join, locate, redact
 from feedline.warehouse.storage.parallel import interruptible
 from feedline.warehouse.storage.retry import is_local, with_retries
@@ -84,8 +84,9 @@ class Claim:
         def move(paths: tuple[str, str]) -> None:
             self.check()
             source, target = paths
-            if is_local(filesystem):
+            if filesystem.type_name not in OBJECT_STORES:
                 filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+            if is_local(filesystem):
                 filesystem.move(source, target)
             else:  # what is left is deleted with the run's folder
                 with_retries(lambda: filesystem.copy_file(source, target), filesystem, redact(self.uri), verb="written")

@@ -35,7 +35,7 @@ _GUESS_BYTES = 16 * 1024  # the first read: enough for an index of 400 parts
 _RUN_BYTES = 4 * 2**20  # parts read in one request, which costs about as much as moving one or two megabytes
 _WORTH_COMPRESSING = 4096  # bytes of a table: fewer cost more time than they save space
 _SPOOL_BYTES = 64 * 2**20  # content for a store kept in memory; more goes to a temporary file first
-_OBJECT_STORES = {"s3", "gcs", "abfs"}  # stores without folders to create
+OBJECT_STORES = {"s3", "gcs", "abfs"}  # stores without folders to create
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> No
 
         def write() -> None:
             spool.seek(0)
-            if filesystem.type_name not in _OBJECT_STORES:
+            if filesystem.type_name not in OBJECT_STORES:
                 filesystem.create_dir(target.rpartition("/")[0], recursive=True)
             with filesystem.open_output_stream(target) as sink:
                 while content := spool.read(_RUN_BYTES):

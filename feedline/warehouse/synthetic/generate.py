@@ -1,13 +1,15 @@
 """Generate a click table of any size: `generate_clicks` writes the rows of `clicks` as Hive-partitioned Parquet.
 
 Files are `ds=YYYY-MM-DD/part-00000.parquet`, each written by one Dask task, in threads of the caller's process unless
-a Dask client is active. Repeatable: the same recipe gives the same bytes, with any number of workers. Bounded: a file
-has at most `part_rows` rows, and a task holds its sessions' distinct values and one row group.
+a Dask client is active; the caller's process moves them into place when all are written. Repeatable: the same recipe
+gives the same bytes, with any number of workers. Bounded: a file has at most `part_rows` rows, and a task holds its
+sessions' distinct values and one row group.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,11 @@ from dask.delayed import delayed
 
 from feedline.errors import SpecError, TableArgumentError
 from feedline.progress import report_progress
+from feedline.warehouse.storage.claim import Claim
+from feedline.warehouse.storage.locations import absolute, join, redact
 from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe
+
+_HIDDEN = "_generating"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +57,21 @@ def generate_clicks(
     if threads is not None and threads < 1:
         raise SpecError(f"threads are out of range: got {threads}, expected at least 1.")
     filesystem, root = _open_target(uri)
-    _clear_target(filesystem, root, uri, overwrite=overwrite)
-    for day in range(recipe.days):
-        filesystem.create_dir(f"{root}/{recipe.partition(day)}", recursive=True)
-    write = delayed(_write_file, pure=False)
-    tasks = [write(uri, recipe, day, number) for day in range(recipe.days) for number in range(recipe.parts(day))]
-    options: dict[str, Any] = {} if threads is None else {"scheduler": "threads", "num_workers": threads}
-    with _FilesWritten(len(tasks)):
-        written = compute(*tasks, **options)
-    groups, size, sessions, clicks = (sum(column) for column in zip(*written, strict=True))
+    earlier = _replaceable(filesystem, root, uri, overwrite=overwrite)
+    claim = Claim(uri=absolute(uri), hidden=_HIDDEN, file="generate", name=redact(uri))
+    claim.take()
+    try:
+        for entry in earlier:
+            filesystem.delete_dir(entry.path)
+        write = delayed(_write_file, pure=False)
+        tasks = [write(claim, recipe, day, number) for day in range(recipe.days) for number in range(recipe.parts(day))]
+        options: dict[str, Any] = {} if threads is None else {"scheduler": "threads", "num_workers": threads}
+        with _FilesWritten(len(tasks)):
+            written = compute(*tasks, **options)
+        claim.move((path, join(claim.location.path, target)) for path, target, *_ in written)
+    finally:
+        claim.release()
+    groups, size, sessions, clicks = (sum(file[place] for file in written) for place in range(2, 6))
     counts = {"files": len(tasks), "row_groups": groups, "bytes": size, "sessions": sessions, "clicks": clicks}
     return GenerationReport(uri=uri, rows=recipe.rows, days=recipe.days, **counts)
 
@@ -77,22 +89,20 @@ class _FilesWritten(Callback):
         report_progress("writing", self._done, self._files, "files")
 
 
-def _write_file(uri: str, recipe: ClickRecipe, day: int, number: int) -> tuple[int, int, int, int]:
-    """Write one file, in a Dask task; return its row groups, bytes, sessions and clicks."""
-    filesystem, root = _open_target(uri)
-    path = f"{root}/{recipe.partition(day)}/part-{number:05d}.parquet"
+def _write_file(claim: Claim, recipe: ClickRecipe, day: int, number: int) -> tuple[str, str, int, int, int, int]:
+    """Write one file, in a Dask task; return its path, that below the table, row groups, bytes, sessions and clicks."""
+    claim.check()
+    folder = claim.own(secrets.token_hex(4))  # an attempt's own
+    path, filesystem = join(folder.path, f"{day}-{number}"), folder.filesystem
+    filesystem.create_dir(folder.path, recursive=True)
     rows, groups, clicks = ClickFile(recipe, day, number), 0, 0
-    try:
-        with pq.ParquetWriter(path, recipe.schema(), filesystem=filesystem, compression=recipe.compression) as writer:
-            for table in rows.row_groups():
-                writer.write_table(table, row_group_size=recipe.row_group_rows)
-                groups += 1
-                clicks += int(np.count_nonzero(table.column("clicked").chunk(0).to_numpy()))
-    except BaseException:
-        if filesystem.get_file_info(path).type == pafs.FileType.File:
-            filesystem.delete_file(path)  # a truncated file would corrupt the table
-        raise
-    return groups, int(filesystem.get_file_info(path).size), rows.sessions, clicks
+    with pq.ParquetWriter(path, recipe.schema(), filesystem=filesystem, compression=recipe.compression) as writer:
+        for table in rows.row_groups():
+            writer.write_table(table, row_group_size=recipe.row_group_rows)
+            groups += 1
+            clicks += int(np.count_nonzero(table.column("clicked").chunk(0).to_numpy()))
+    target = f"{recipe.partition(day)}/part-{number:05d}.parquet"
+    return path, target, groups, int(filesystem.get_file_info(path).size), rows.sessions, clicks
 
 
 def clicks_pipeline(
@@ -143,7 +153,8 @@ def _open_target(uri: str) -> tuple[pafs.FileSystem, str]:
     return filesystem, root.rstrip("/")
 
 
-def _clear_target(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite: bool) -> None:
+def _replaceable(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite: bool) -> list[pafs.FileInfo]:
+    """What the target holds of an earlier run. Raises TableArgumentError for anything else."""
     kind = filesystem.get_file_info(root).type
     if kind == pafs.FileType.File:
         raise TableArgumentError(f"The table's location is a file: got {uri}, expected an empty or missing folder.")
@@ -152,10 +163,10 @@ def _clear_target(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite
         raise TableArgumentError(
             f"The table's location is not empty: {uri} holds {len(entries)} entries. Choose another, or overwrite it."
         )
+    entries = [entry for entry in entries if entry.base_name != _HIDDEN]
     foreign = [entry.base_name for entry in entries if not entry.base_name.startswith("ds=")]
     if foreign:
         raise TableArgumentError(
             f"{uri} is not overwritten: it holds {foreign[0]!r}, which is no ds= partition. Remove it first."
         )
-    for entry in entries:
-        filesystem.delete_dir(entry.path)
+    return entries

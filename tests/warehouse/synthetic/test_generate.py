@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from feedline.cli import app
 from feedline.errors import FeedlineError, SpecError, TableError
 from feedline.spec import parse_spec
+from feedline.warehouse.synthetic import generate as generating
 from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
@@ -116,6 +117,23 @@ def test_a_failing_part_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="disk is full"):
         generate(tmp_path / "t", rows=10, days=1)
     assert files(tmp_path / "t") == []
+
+
+def test_a_task_of_a_replaced_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first run writes, another one replaces it, and ends."""
+    part, first = generating._write_file, []
+
+    def overtaken(*arguments: Any) -> Any:
+        if not first:
+            first.append(arguments)
+            generate(tmp_path / "t", rows=70, days=1, overwrite=True)
+        return part(*arguments)
+
+    monkeypatch.setattr(generating, "_write_file", overtaken)
+    with pytest.raises(TableError, match="is no longer this run's: got none, expected the claim of"):
+        generate(tmp_path / "t", rows=50, days=1)
+    assert read(tmp_path / "t").num_rows == 70
+    assert read_names(tmp_path / "t") == ["ds=2026-01-01"]
 
 
 def test_a_part_in_the_making_is_smaller_than_its_rows(tmp_path: Path) -> None:
