@@ -70,6 +70,10 @@ class PlanError(FeedlineError, ValueError):
     """No plan is possible: no rows, fewer rows than a step, a world size that does not divide the lanes."""
 
 
+class NoStepError(PlanError):
+    """The rows that are there make no step: there are none, too few, or none that can be drawn."""
+
+
 class StateError(FeedlineError, ValueError):
     """A state is invalid, or belongs to another plan or other features; commands end with exit code 2."""
 

@@ -24,6 +24,7 @@ BUILT_IN = {
     "StoreError": OSError,
     "DataError": ValueError,
     "PlanError": ValueError,
+    "NoStepError": ValueError,
     "StateError": ValueError,
     "RingError": MemoryError,
     "ClusterError": RuntimeError,

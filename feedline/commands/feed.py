@@ -72,7 +72,8 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         parser.add_argument(name, type=int, required=True)
     for name in ("--fd", "--lock", "--parent"):
         parser.add_argument(name, type=int)
-    parser.add_argument("--restarts", type=int, default=0)
+    for name in ("--restarts", "--epochs"):
+        parser.add_argument(name, type=int, default=0)
     parser.add_argument("--host", type=Path)
     parser.add_argument("--scratch")
     parser.add_argument("--features", type=json.loads, default=[])
@@ -94,6 +95,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         scratch=options.scratch,
         restarts=options.restarts,
         column_group=options.features,
+        epochs=options.epochs,
     )
     if options.listen:
         sys.exit(feed_listening(request))

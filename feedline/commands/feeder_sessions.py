@@ -46,7 +46,8 @@ class FeedRequest:
 
     ranks: empty if their trainers name them. parent: the process that started the feeder. scratch: its folder for
     Dask's workers, removed at the end. restarts: feeders of these ranks that died before it. column_group: the features
-    of the one whose trainers a feeder of `feedline run` waits for.
+    of the one whose trainers a feeder of `feedline run` waits for. epochs: that it serves in all (0: its trainers
+    decide).
     """
 
     pipeline: bytes
@@ -58,6 +59,7 @@ class FeedRequest:
     scratch: str | None = None
     restarts: int = 0
     column_group: Sequence[str] = ()
+    epochs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
             world_size=request.world_size,
             cores=request.cores,
             restarts=request.restarts,
+            epochs=request.epochs,
         )
         watched = watch_feeder(spec.metrics, spec.traces, lambda: gatherer.status, request.ranks)
         with watched as cluster.on_block:

@@ -187,6 +187,7 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
         local_ranks=local_ranks,
         cores=cores,
         column_group=request.column_group,
+        epochs=request.spec.epochs,
     )
 
 

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -23,7 +24,7 @@ from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.batch_receipts import receipt_of
 from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
-from feedline.loader.dataset_messages import REPLACED, print_ranks, print_rebase, warn_of_plan
+from feedline.loader.dataset_messages import REPLACED, SHARED, print_ranks, print_rebase, warn_of_plan
 from feedline.loader.dataset_stats import MeasuredDataset
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
@@ -35,7 +36,7 @@ from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import feeder_access
 from feedline.loader.ring.pinning import Pinning
-from feedline.loader.state import checked_state, environment_warning, rebased_state
+from feedline.loader.state import checked_state, environment_warning, rebased_state, refuse_step_beyond
 from feedline.loader.tensors.keyed_columns import check_chosen
 from feedline.loader.tensors.torchrec_tensors import register_pipelineable
 from feedline.loader.wire.codec import to_values
@@ -43,6 +44,7 @@ from feedline.loader.wire.facts import Hello, PlanFacts, RebaseRequest
 from feedline.native.kernels import missing_kernels
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.chosen_features import choose_features
+from feedline.spec.sections import MAX_INT
 
 _new_positions = tuple.__new__  # without the Python function that a named tuple calls
 
@@ -139,6 +141,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         self._closer = weakref.finalize(self, self._feed.close)
         self._progress = _Progress(None, None, (0, 0), _Positions((0, 0), (0, 0)))
         self._iterators = 0  # how many there were: the last one, if none has been dismissed since, is the current one
+        self._reader: int | None = None  # the thread that waits for a batch
         self._untouched = self._rows = 0  # the current iterator, until its first next(); rows handed out
         self._epochs = FollowedEpochs(self._request)
 
@@ -169,8 +172,8 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iter() starts at this epoch's step 0, or at the step of a state of this epoch, if just loaded."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise PlanError(f"epoch must be a non-negative integer: got {epoch!r}")
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= MAX_INT:
+            raise PlanError(f"epoch must be a non-negative integer of 64 bits: got {epoch!r}")
         progress = self._progress
         start = progress.start if progress.start[0] == epoch else (epoch, 0)  # a resume is not undone
         self._progress = replace(progress, start=start, positions=progress.positions._replace(at=start))
@@ -187,12 +190,19 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
             self._refuse_replaced(iterator)
         if self._start_s is None:
             self._start()
+        thread = get_ident()
+        if self._reader not in (None, thread):
+            raise FeedlineError(SHARED)
         progress = self._progress
         at, reading = progress.positions
         if self._untouched == iterator:
             progress.start, self._untouched = (reading[0] + 1, 0), 0
         feed = self._feed
-        item = feed.next(reading)
+        self._reader = thread
+        try:
+            item = feed.next(reading)
+        finally:
+            self._reader = None
         for warning in feed.reports.take_warnings() if feed.reports.warnings else ():
             warnings.warn(warning, UserWarning, stacklevel=3)
         if item is None:
@@ -238,6 +248,8 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         rebase = RebaseRequest(state=resume) if snapshot == "rebase" else None
         hello = _hello_for(resume, self._hello(), accept_features=features == "changed", rebase=rebase)
         answer = self._request(hello, resume)
+        if rebase is None:
+            refuse_step_beyond(resume, answer.facts)
         if (warning := environment_warning(resume, answer.facts)) is not None:
             warnings.warn(warning, UserWarning, stacklevel=2)
         if rebase is not None:
@@ -270,9 +282,10 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints, the dashboard's address."""
+        """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints; and those of the feeder that serves now:
+        its process, its log, the dashboard's address."""
         answer = self._open()
-        return {**to_values(answer.facts), **to_values(answer.feeder)}
+        return {**to_values(answer.facts), **to_values(self._feed.feeder or answer.feeder)}
 
     @property
     def quality(self) -> dict[str, dict[str, Any]]:

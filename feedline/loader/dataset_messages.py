@@ -22,6 +22,11 @@ REPLACED = (
     "make a second dataset to read twice at once"
 )
 
+SHARED = (
+    "two threads read one dataset: got next() while another thread waits for a batch, expected one thread at a time. "
+    "Read in one thread, which hands batches to the others through a queue"
+)
+
 
 def warn_of_plan(facts: PlanFacts, last: PlanFacts | None) -> None:
     """Warn of bad files and of nulls, unless the last plan had the same."""

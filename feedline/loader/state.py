@@ -12,6 +12,7 @@ from typing import Any
 
 from feedline.errors import StateError
 from feedline.loader.wire.facts import PlanFacts
+from feedline.spec.sections import MAX_INT
 
 STATE_VERSION = 1
 STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")
@@ -29,10 +30,22 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("epoch", "step", "lanes", "batch_size", "seed"):
         if isinstance(state[key], bool) or not isinstance(state[key], int) or state[key] < 0:
             raise StateError(f"the state's {key} must be a non-negative integer: got {state[key]!r}")
+        if state[key] > MAX_INT:
+            raise StateError(f"the state's {key} is too large: got {state[key]}, expected at most {MAX_INT} (64 bits)")
     for key in ("snapshot", "plan", "features", ENVIRONMENT_KEY):
         if not isinstance(state.get(key, ""), str):
             raise StateError(f"the state's {key} must be a string: got {state[key]!r}")
     return {key: state[key] for key in (*STATE_KEYS, ENVIRONMENT_KEY) if key in state}
+
+
+def refuse_step_beyond(state: Mapping[str, Any], facts: PlanFacts) -> None:
+    """Raise StateError for a step that the state's epoch does not have: such a state is not one that was saved."""
+    steps = facts.steps_of(state["epoch"])
+    if state["step"] > steps:
+        raise StateError(
+            f"the state's step is beyond its epoch: got step {state['step']} of epoch {state['epoch']}, expected at "
+            f"most {steps}, its number of steps. Load a state as state_dict() returned it"
+        )
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
-from feedline.errors import FeedlineError, PlanError, StateError, TableError
-from feedline.loader.state import checked_state
+from feedline.errors import FeedlineError, NoStepError, PlanError, StateError, TableError
+from feedline.loader.state import checked_state, refuse_step_beyond
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, RebaseRequest
 from feedline.planning.agreement import RunStart, choose_once
@@ -167,6 +167,7 @@ def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map
     plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, features=features)
     plan = plan.matching(fields["plan"])
     _refuse_other_plan(plan, fields)
+    refuse_step_beyond(fields, plan.facts())
     return plan
 
 
@@ -201,6 +202,7 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
         old = with_exclusion_of(old, fields["plan"])
         old = replace(old, lengths=bucket_counts(spec, old.snapshot, old.where, old.sample, old.selection, map))
     _refuse_other_plan(old, {"plan": fields["plan"]})
+    refuse_step_beyond(fields, old.facts())
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
         epoch, step = epoch + 1, 0
@@ -335,10 +337,19 @@ def _follow_request(spec: PipelineSpec, *, lanes: int, start: RunStart | None, m
     return FollowRequest(
         spec=spec,
         take=lambda take, before: current_snapshot(spec, take=take, map=map, earlier=lambda: before),
-        count=lambda snapshot: int(_count_rows(spec, snapshot, map).rows.sum()),
-        fewest_rows=lanes * spec.batch.size if spec.batch.tail == "drop" else 1,
+        plan=lambda snapshot, before: _require_step(spec, snapshot, lanes=lanes, map=map, earlier=lambda: before),
         start=start,
     )
+
+
+def _require_step(
+    spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None, earlier: Callable[[], Snapshot | None]
+) -> None:
+    """Plan an epoch of a followed table, whose counts are kept for the plan that is resolved later. Raises NoStepError
+    where its rows make no step, and whatever else keeps it from being planned."""
+    if not _count_rows(spec, snapshot, map, earlier).rows.any():
+        raise NoStepError(f"none of {snapshot.rows:,} rows is selected")
+    make_plan(spec, as_read(spec, snapshot), lanes=lanes, map=map, earlier=earlier).whole_schedule  # noqa: B018
 
 
 def _snapshot_before(spec: PipelineSpec, border: Border | None) -> Snapshot | None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.permutation import permutation, random_words
 from feedline.blocks.request import BucketRows, StepShares
-from feedline.errors import PlanError
+from feedline.errors import NoStepError, PlanError
 from feedline.planning.strands import Int64s, Strands, deal_blocks, step_shares
 
 Tail = Literal["drop", "pad", "partial"]
@@ -130,9 +130,9 @@ class Schedule:
         if self.first_step:
             return
         if self.rows == 0:
-            raise PlanError("the plan has no rows: the table is empty or the filter keeps none. Check source.where")
+            raise NoStepError("the plan has no rows: the table is empty or the filter keeps none. Check source.where")
         if self.steps == 0:
-            raise PlanError(
+            raise NoStepError(
                 f"the plan has fewer rows than one global step: got {self.rows:,} rows, expected at least "
                 f"{self.lanes * self.batch_size:,} ({self.lanes} lanes x batch size {self.batch_size:,}) under "
                 f"tail: drop. Lower batch.size, or use tail: pad or partial"

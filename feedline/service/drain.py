@@ -37,6 +37,7 @@ class DrainProgress:
     quality: Quality | None = None
     warnings: list[str] = field(default_factory=list)  # about data that breaks expectations
     error: BaseException | None = None
+    awaits_plan: bool = True
     done: bool = False
     stopped: bool = False  # before the end
     thread: threading.Thread | None = None
@@ -49,8 +50,8 @@ class DrainProgress:
 
     @property
     def planning(self) -> Progress | None:
-        """The progress of its plan; None once that is there, or where nothing is known."""
-        return None if self.feed is None or self.answer is not None else self.feed.reports.planning
+        """The progress of its plan, or of that of its next epoch; None once it is there, or where nothing is known."""
+        return None if self.feed is None or not self.awaits_plan else self.feed.reports.planning
 
 
 def drain(
@@ -66,13 +67,15 @@ def drain(
     the slot of each batch, which is held meanwhile."""
     try:
         answer = feed.open(hello, watched=True)
-        progress.answer, progress.reports = answer, feed.reports
+        progress.answer, progress.reports, progress.awaits_plan = answer, feed.reports, False
         start_s = time.perf_counter()
         for epoch in range(epochs):
             if stop():
                 break
             if answer.facts.epoch not in (None, epoch):  # of a followed table
-                answer = feed.open(replace(answer.hello, epoch=epoch))
+                progress.awaits_plan = True
+                answer = feed.open(replace(answer.hello, epoch=epoch), watched=True)
+                progress.awaits_plan = False
                 if answer.facts.epoch != epoch:
                     break  # nothing more lands
                 progress.answer = answer

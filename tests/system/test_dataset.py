@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from feedline import FeedlineDataset
 from feedline.errors import FeedlineError, PlanError, RingError
 from feedline.loader.batch import Batch
+from feedline.loader.dataset_messages import SHARED
 from feedline.loader.ring.slots import _FIRST_SLOTS
 
 STEPS = 78  # 20,000 rows in batches of 256, the rest dropped
@@ -43,6 +45,33 @@ def shared(path: Path) -> Iterator[FeedlineDataset]:
     with FeedlineDataset(path, set={"cluster.dashboard": True}) as dataset:
         next(iter(dataset))  # from now on the ring is there: no test is blamed for it
         yield dataset
+
+
+def test_threads_that_share_an_iterator_get_each_batch_once(shared: FeedlineDataset, epochs: list[list[bytes]]):
+    """One that asks while another waits gets a sentence; it may ask again."""
+    shared.set_epoch(0)
+    iterator, seen, refused = iter(shared), list[bytes](), list[str]()
+
+    def read() -> None:
+        while True:
+            try:
+                seen.append(image(next(iterator)))
+            except StopIteration:
+                return
+            except FeedlineError as error:
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == sorted(epochs[0])
+    assert set(refused) <= {SHARED}
+    shared._reader = -1  # another thread, which waits
+    with pytest.raises(FeedlineError, match=r"two threads read one dataset: got next.. while another thread waits"):
+        next(iter(shared))
+    shared._reader = None
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,9 @@ def test_a_feeder_dies_again_and_again(
             assert seen == oracle(path, epoch=epoch)
             if epoch == 0:  # what dead feeders had not reported is missing, and what two delivered counts once
                 assert (77 - max(steps)) * 256 <= dataset.quality["clicked"]["rows"] <= 20_000
+            facts = dataset.facts
+            assert facts["feeder"] == _feeder(dataset), "the one that serves now"
+            assert Path(facts["log"]).exists()
             psutil.Process(_feeder(dataset)).kill()
         killed = len(deaths) + sum(map(len, deaths))  # the last one's successor is not needed
         assert dataset.stats().feeders == 1 + killed

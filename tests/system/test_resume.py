@@ -272,6 +272,9 @@ def test_other_features_are_refused_unless_asked_for(place: Place, fresh: dict[s
         ({"step": -1}, "step must be a non-negative integer: got -1"),
         ({"epoch": "1"}, "epoch must be a non-negative integer: got '1'"),
         ({"lanes": True}, "lanes must be a non-negative integer: got True"),
+        ({"epoch": 1 << 63}, "epoch is too large: got 9223372036854775808, expected at most 9223372036854775807"),
+        ({"step": 1 << 63}, "step is too large: got 9223372036854775808"),
+        ({"step": 10**6}, "step is beyond its epoch: got step 1000000 of epoch 0, expected at most [0-9]+, its number"),
         ({"plan": None}, "plan must be a string: got None"),
         ({"snapshot": 7}, "snapshot must be a string: got 7"),
     ],
@@ -279,6 +282,15 @@ def test_other_features_are_refused_unless_asked_for(place: Place, fresh: dict[s
 def test_damaged_states_are_refused(shared: FeedlineDataset, fresh: dict[str, Any], change: dict, text: str):
     with pytest.raises(StateError, match=text):
         shared.load_state_dict({**fresh, **change})
+
+
+def test_a_step_beyond_its_epoch_is_refused_without_a_feeder(path: Path, fresh: dict[str, Any]):
+    pipeline = Pipeline.from_yaml(path)
+    steps = pipeline.plan_for(fresh).facts().steps
+    assert pipeline.plan_for({**fresh, "step": steps}).fingerprint == fresh["plan"]
+    for plan in (pipeline.plan_for, pipeline.rebase):
+        with pytest.raises(StateError, match=f"beyond its epoch: got step {steps + 1} of epoch 3, expected at most"):
+            plan({**fresh, "epoch": 3, "step": steps + 1})
 
 
 def test_incomplete_states_are_refused(shared: FeedlineDataset, fresh: dict[str, Any]):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.cli import app
-from feedline.errors import DataError, SpecError, StateError
+from feedline.errors import DataError, PlanError, SpecError, StateError
 
 ROWS, GROUP, HEAVY = 6_000, 500, 1_700
 FEATURES: dict[str, Any] = {
@@ -239,7 +239,7 @@ def test_a_plan_without_weights_is_another(place: Place):
         ({"shuffle": {"weights": "weight", "rows": False}}, SpecError, "contradicts `rows: false`"),
         ({"shuffle": {"weights": "weight", "by": "word"}}, SpecError, "contradicts `by`"),
         ({"shuffle": {"weights": "weight"}, "source": {"row_key": "row"}}, SpecError, "contradicts `source.row_key`"),
-        ({"shuffle": {"weights": "weight"}, "source": {"where": "weight == 0"}}, SpecError, "weights sum to zero"),
+        ({"shuffle": {"weights": "weight"}, "source": {"where": "weight == 0"}}, PlanError, "weights sum to zero"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(place: Place, changes: dict[str, Any], error: type[Exception], message: str):

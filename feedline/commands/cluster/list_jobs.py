@@ -87,4 +87,6 @@ def _progress_cells(progress: JobProgress | None) -> tuple[str, str, str]:
         return "", "", ""
     left = "?" if progress.left_s is None else str(timedelta(seconds=round(progress.left_s)))
     epoch = f"{progress.epoch + 1}/{progress.epochs}: " if progress.epochs > 1 else ""
+    if not progress.epochs:  # its trainers decide how many there are
+        epoch, left = f"epoch {progress.epoch + 1}: ", f"{left} of it"
     return f"{epoch}{progress.step:,}/{progress.steps:,}", left, str(progress.lost or "")

@@ -70,7 +70,8 @@ class RecentRates:
 class RankView:
     """The displayed state of a rank. epoch: from 0; waits: the side that waits, "trainer", "feeder" or "".
     blocks: those in flight, and their limit ("2/3"). found: the share of features that the cache had (None: no cache).
-    planning: the progress of its plan, before that is there. These are for lines: a table has no room."""
+    planning: the progress of its plan, or of that of the next epoch of a followed table, before it is there. These are
+    for lines: a table has no room."""
 
     rank: int
     state: str
@@ -88,9 +89,14 @@ class RankView:
     planning: Progress | None = None
 
     @property
+    def is_fed(self) -> bool:
+        """Whether its plan is there, and it does not wait for that of another epoch."""
+        return bool(self.steps) and self.planning is None
+
+    @property
     def remaining_s(self) -> float | None:
         """Estimated seconds to the last step of the last epoch, at the recent rate; None if unknown."""
-        if not self.steps or self.batches_per_s <= 0 or self.state in ("done", "stopped"):
+        if not self.is_fed or self.batches_per_s <= 0 or self.state in ("done", "stopped"):
             return None
         epochs_after = max(self.epochs - self.epoch - 1, 0)
         return (self.steps - self.step + epochs_after * self.steps) / self.batches_per_s
@@ -162,7 +168,7 @@ def _table(title: str, views: Sequence[RankView]) -> Table:
             str(view.rank),
             view.state,
             _epoch(view),
-            f"{view.step:,}/{view.steps:,}" if view.steps else "-",
+            f"{view.step:,}/{view.steps:,}" if view.is_fed else "-",
             _percent(view),
             f"{view.rows:,}",
             f"{view.rows_per_s:,.0f}",
@@ -175,7 +181,7 @@ def _table(title: str, views: Sequence[RankView]) -> Table:
 
 def line(view: RankView) -> str:
     """Render a rank in one full line, for output other than a terminal."""
-    if not view.steps:
+    if not view.is_fed:
         return f"rank {view.rank} {view.state}" + ("" if view.planning is None else f": {view.planning.text()}")
     eta = "" if view.remaining_s is None else f", ETA {format_duration(view.remaining_s)}"
     fill = "" if view.ring_fill is None else f", ring {view.ring_fill:.0%} full"
@@ -190,7 +196,7 @@ def line(view: RankView) -> str:
 
 def short_line(view: RankView) -> str:
     """Render a rank in one line that fits a narrow terminal."""
-    if not view.steps:
+    if not view.is_fed:
         return f"rank {view.rank} {view.state}"
     eta = "" if view.remaining_s is None else f", ETA {format_duration(view.remaining_s)}"
     waits = f", {view.waits} waits" if view.waits else ""
@@ -205,7 +211,7 @@ def _epoch(view: RankView) -> str:
 
 
 def _percent(view: RankView) -> str:
-    return f"{view.step / view.steps:.0%}" if view.steps else "-"
+    return f"{view.step / view.steps:.0%}" if view.is_fed else "-"
 
 
 def _bar(fill: float | None, width: int = 8) -> str:

@@ -218,15 +218,17 @@ def feeder_command(
     cores: int,
     cpus: Collection[int] = (),
     column_group: Sequence[str] = (),
+    epochs: int = 0,
 ) -> FeederCommand:
     """How to start a feeder of a spec: the ranks that it serves (none: the trainers name them), the number of ranks in
     all and on this host, the cores that it may use, the CPUs that it runs on (default: those of the process that starts
-    it), and the features of the column group whose trainers it waits for. The first argument names the pipeline in
+    it), the features of the column group whose trainers it waits for, and the epochs that it serves in all (0: its
+    trainers decide). The first argument names the pipeline in
     lists of processes."""
     lists = {"--ranks": ranks, "--cpus": sorted(cpus)}
     words = [word for name, each in lists.items() if each for word in (name, ",".join(map(str, each)))]
     words += ["--features", json.dumps(list(column_group))] if column_group else []
-    counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores}
+    counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores, "--epochs": epochs}
     return FeederCommand(
         arguments=[str(Path(spec.file).absolute()), *words, *(str(word) for item in counts.items() for word in item)],
         pipeline=spec.packed(),

@@ -79,9 +79,10 @@ class FeederStatus:
     """A feeder as of `now_s`, unix time, as `started_s`.
 
     job: the same for all feeders of a job; feeder: unique per process. pipeline: the path of pipeline.yaml. epochs: of
-    the run. form: of `cluster`. cores: that the feeder may use. cpu_s: CPU seconds that the feeder's process has used.
-    workers, threads: that compute its blocks. restarts: feeders of its ranks that died before it. lost, regained:
-    connections to the scheduler. decisions: the last ones. kernels: the compiled ones of its process.
+    the run; 0 where its trainers decide (`epochs_known`). form: of `cluster`. cores: that the feeder may use. cpu_s:
+    CPU seconds that the feeder's process has used. workers, threads: that compute its blocks. restarts: feeders of its
+    ranks that died before it. lost, regained: connections to the scheduler. decisions: the last ones. kernels: the
+    compiled ones of its process.
     """
 
     job: str
@@ -106,3 +107,8 @@ class FeederStatus:
     decisions: tuple[FeederDecision, ...] = ()
     dashboard: str | None = None
     kernels: tuple[str, ...] = ()
+
+    def epochs_known(self, epoch: int) -> int:
+        """The epochs of a run that is in an epoch, counted from 0; 0 where they are not known: its trainers decide, or
+        have gone on beyond them."""
+        return self.epochs if epoch < self.epochs else 0

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.permutation import random_words
 from feedline.blocks.request import RowOrder
+from feedline.errors import NoStepError
 from feedline.expressions import BoundExpression
 from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.fragment import nearest_hint
@@ -117,7 +118,7 @@ def weigh_rows(
     sample: BoundSample | None,
     map: Map | None,
 ) -> RowWeights | None:
-    """The weights of the selected rows; None without `shuffle.weights`. Raises SpecError where none can be drawn,
+    """The weights of the selected rows; None without `shuffle.weights`. Raises NoStepError where none can be drawn,
     DataError for a weight that is null, negative or not finite, with file, row group and row."""
     order = weight_order(spec, snapshot)
     if order is None or spec.shuffle is None:
@@ -128,7 +129,7 @@ def weigh_rows(
     rows = int(selection.rows.sum())
     if not quanta.any():
         rule = f"the weights sum to zero, so that no row can be drawn: got 0 of {rows:,} rows"
-        raise spec.error(_PATH, f"{rule}. Name another column")
+        raise NoStepError(str(spec.error(_PATH, f"{rule}. Name another column")))
     return RowWeights(
         column=order.column,
         quanta=quanta,

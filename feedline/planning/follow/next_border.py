@@ -2,8 +2,9 @@
 
 Runs in: the feeder's planner, `Pipeline`. The first process that needs the border of an epoch takes a snapshot of what
 has landed, and writes the border and its name (`border`) under a lock of `work_dir`; all others read it. With
-`epoch: new` the snapshot has only files that no epoch has read; while they do not fill a step there is no border yet,
-and after `until` the run ends.
+`epoch: new` the snapshot has only files that no epoch has read; while they do not make a step there is no border yet,
+and after `until` the run ends. A border is written once its epoch was planned: a snapshot that cannot be planned is an
+error, and is looked at again as it is at the next attempt.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from feedline.errors import CorruptFileError, PlanError, TableChangedError
+from feedline.errors import CorruptFileError, FeedlineError, NoStepError, PlanError, StoreError, TableChangedError
 from feedline.planning.agreement import RunStart
 from feedline.planning.follow.border import (
     Border,
@@ -42,6 +44,8 @@ from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.file_identity import stamp_at_index
 from feedline.warehouse.storage.locations import Location, join, redact
 
+_SHOWN = 5  # new partitions in a message
+
 
 class NothingLandedError(Exception):
     """The next epoch has no rows yet. Internal: whoever asks for its border asks again later. ends_in_s: seconds until
@@ -55,14 +59,13 @@ class FollowRequest:
     """What decides borders.
 
     take: takes a snapshot with a `Take`, saved in work_dir; the second argument is one whose counts hold for unchanged
-    files. count: the rows of a snapshot that the pipeline keeps.
-    fewest_rows: that make a step. start: who asks.
+    files. plan: plans an epoch of a snapshot; raises NoStepError where its rows make no step, and other errors of
+    planning. start: who asks.
     """
 
     spec: PipelineSpec
     take: Callable[[Take, Snapshot | None], Snapshot]
-    count: Callable[[Snapshot], int]
-    fewest_rows: int
+    plan: Callable[[Snapshot, Snapshot | None], None]
     start: RunStart | None = None
     now_ns: Callable[[], int] = time.time_ns
 
@@ -159,12 +162,13 @@ def _decide(request: FollowRequest, border: Border) -> Next:
     before = Snapshot.load(spec.work_dir, border.snapshot)
     if not request.reads_new:
         snapshot = _take(request, before, None)
+        _plan(request, snapshot, before, epoch)
         after = save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border)
         return Next(border=after.id, until=request.until)
     left_s = None if request.until is None else moment_of(request.until).timestamp() - request.now_ns() / 1e9
     unread = _ReadOnce(spec, load_seen(spec.work_dir, border))
     try:
-        snapshot = _take_new(request, before, unread)
+        snapshot = _take_new(request, before, unread, epoch)
     except NothingLandedError as nothing:
         if left_s is not None and left_s < 0:
             return Next(border=None, until=request.until)
@@ -175,21 +179,39 @@ def _decide(request: FollowRequest, border: Border) -> Next:
     return Next(border=after.id, until=request.until)
 
 
-def _take_new(request: FollowRequest, before: Snapshot, unread: _ReadOnce) -> Snapshot:
-    """A snapshot of the files that no epoch has read. Raises NothingLandedError while they do not fill a step."""
+def _take_new(request: FollowRequest, before: Snapshot, unread: _ReadOnce, epoch: int) -> Snapshot:
+    """A snapshot of the files that no epoch has read. Raises NothingLandedError while they do not make a step."""
     try:
         snapshot = _take(request, before, unread)
     except CorruptFileError:
         if request.spec.source.on_bad_file != "skip":
             raise
         snapshot = _take(request, before, unread)  # all of them were bad, which is known now
-    rows = request.count(snapshot)
-    if rows < request.fewest_rows:
-        raise NothingLandedError(
-            f"{len(snapshot.files):,} new files with {rows:,} selected rows have landed, and a step needs "
-            f"{request.fewest_rows:,}"
-        )
+    try:
+        _plan(request, snapshot, None, epoch)
+    except NoStepError as error:
+        files = f"{len(snapshot.files):,} new file{'s have' if len(snapshot.files) > 1 else ' has'} landed"
+        raise NothingLandedError(f"{files}, whose rows make no step: {error}") from None
     return snapshot
+
+
+def _plan(request: FollowRequest, snapshot: Snapshot, before: Snapshot | None, epoch: int) -> None:
+    """Plan an epoch before its border is written. Errors name what is new in its snapshot. before: the snapshot that
+    had its other files (None: all are new)."""
+    try:
+        request.plan(snapshot, before)
+    except (NoStepError, CorruptFileError, TableChangedError, StoreError):
+        raise  # the latter name their file
+    except FeedlineError as error:
+        old = pa.array([], pa.string()) if before is None else before.files["path"]
+        new = snapshot.files.filter(pc.invert(pc.is_in(snapshot.files["path"], old)))
+        folders = sorted({path.rpartition("/")[0] or path for path in new["path"].to_pylist()})
+        more = f" and {len(folders) - _SHOWN:,} more" if len(folders) > _SHOWN else ""
+        what = f"{', '.join(folders[:_SHOWN])}{more}" if folders else "nothing"
+        raise type(error)(
+            f"epoch {epoch} of the followed table {redact(snapshot.uri)} cannot be planned; new in it is {what}: "
+            f"{error}. Repair what has landed, and continue from any state: the epoch's border is not decided yet"
+        ) from error
 
 
 def _take(request: FollowRequest, before: Snapshot, unread: _ReadOnce | None) -> Snapshot:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.permutation import random_words
 from feedline.blocks.request import BucketRows, StepShares
-from feedline.errors import PlanError
+from feedline.errors import NoStepError, PlanError
 from feedline.planning.schedule import Block, Cut, Lane, Piece, Schedule, cuts_of
 from feedline.planning.strands import Int64s, Strands, deal_blocks, step_shares
 
@@ -60,13 +60,13 @@ class BucketSchedule(Schedule):
 
     def __post_init__(self) -> None:
         if self.rows == 0:
-            raise PlanError("the plan has no rows: the table is empty or the filter keeps none. Check source.where")
+            raise NoStepError("the plan has no rows: the table is empty or the filter keeps none. Check source.where")
         if self.steps == 0:
             counts = ", ".join(
                 f"{rows:,} of {self.lanes * size:,}"
                 for rows, size in zip(self._totals.tolist(), self.sizes, strict=True)
             )
-            raise PlanError(
+            raise NoStepError(
                 f"no bucket has the rows of one global step: got {counts} in the buckets, with {self.lanes} lanes. "
                 f"Lower batch.max_tokens, or name fewer buckets"
             )

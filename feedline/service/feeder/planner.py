@@ -112,7 +112,7 @@ class Planner:
         self._verify = verify
         self._job = job
         self._now_s = now_s
-        self.progress: Progress | None = None  # of the request under way, or the last one
+        self._progress: Progress | None = None  # of the request under way, or the last one
         self._began_s = time.monotonic()
         self._waiting: list[_Waiting] = []  # for files that land
         self._is_idle = True
@@ -140,6 +140,15 @@ class Planner:
         """Whether a rank should look again later at what it has agreed on. Raises PlanError where that has changed."""
         return self._submit(lambda: self._verify(start), done)
 
+    @property
+    def progress(self) -> Progress | None:
+        """That of the request under way, or of the wait for files to land; None if nothing is known."""
+        waiting = next(iter(self._waiting), None) if self._is_idle else None
+        if waiting is None:
+            return self._progress
+        seconds = int(time.monotonic() - waiting.since_s)
+        return Progress(phase="waiting for files to land", done=seconds, total=None, unit="s")
+
     def describe(self) -> str:
         """What the request under way is doing, and since when."""
         if self._is_idle and self._waiting:
@@ -151,10 +160,10 @@ class Planner:
         frame = sys._current_frames().get(self._thread.ident or 0)
         calls = [] if frame is None else [each.f_code for each, _ in traceback.walk_stack(frame)]
         text = f"it has been planning for {time.monotonic() - self._began_s:.0f} s, and {activity(calls)}"
-        return text if self.progress is None else f"{text} ({self.progress.text()})"
+        return text if self._progress is None else f"{text} ({self._progress.text()})"
 
     def _note(self, progress: Progress) -> None:
-        self.progress = progress
+        self._progress = progress
         log_progress(progress)
 
     def close(self) -> None:
@@ -170,7 +179,7 @@ class Planner:
                 return True
             result: T | None = None
             failure: Exception | None = None
-            self._began_s, self.progress = time.monotonic(), None
+            self._began_s, self._progress = time.monotonic(), None
             try:
                 with on_progress(self._note):
                     result = answer()

@@ -183,7 +183,7 @@ FEEDER_METRICS: tuple[Metric[FeederStatus], ...] = (
         "feeder_restarts_total", "Feeders of these ranks that died and were replaced.", lambda status: status.restarts
     ),
     _feeder("feeder_cores", "Cores that the feeder may use.", lambda status: status.cores),
-    _feeder("epochs", "Epochs of the run, by pipeline.yaml.", lambda status: status.epochs),
+    _feeder("epochs", "Epochs that `feedline run` serves; 0 where trainers decide.", lambda status: status.epochs),
     _feeder("workers", "Workers that compute the feeder's blocks.", lambda status: status.workers),
     _feeder("threads", "Threads of those workers.", lambda status: status.threads),
     _feeder("scheduler_lost_total", "Connections to the scheduler that were lost.", lambda status: status.lost),

@@ -15,7 +15,7 @@ from feedline.service.page.page_parts import Headline, duration_text
 
 _STATES = {
     "waiting": "The feeder waits for its trainers.",
-    "planning": "The plan is being made: files are listed, rows counted.",
+    "planning": "The plan is being made: files are listed, rows counted, files of a followed table waited for.",
     "ended": "The trainers have ended.",
 }
 
@@ -57,7 +57,7 @@ def _capacity(slowest: LimitedRank) -> Capacity:
         replace(stats, threads=stats.threads or feeder.threads // max(1, len(feeder.ranks))),
         cores=feeder.cores,
         workers=feeder.workers,
-        epochs=feeder.epochs,
+        epochs=max(feeder.epochs, stats.epoch + 1),
         cached=stats.delivery.cached is not None,
     )
 

@@ -25,9 +25,9 @@ _EPOCH = " in epoch "  # what follows of a warning changes from epoch to epoch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """A rank in the table. epoch: from 0; done: of all steps of all epochs, of 1; eta_s: to the last step of the last
-    epoch. None: unknown, or not fed. silent_s: since its feeder's
-    last status, if that is unusual."""
+    """A rank in the table. epoch: from 0; epochs: 0 if unknown; done: of all steps of all epochs, of 1; eta_s: to the
+    last step of the last epoch; of this epoch, where epochs are unknown. None: unknown, or not fed. silent_s: since its
+    feeder's last status, if that is unusual."""
 
     rank: int
     host: str
@@ -106,7 +106,8 @@ class JobView:
 
     rows_per_s: of all ranks; trainer, slots: the greatest share of a rank's time that the trainer waited for a batch,
     and that finished batches waited for the trainer (None before the second status). done: of the rank with the least,
-    of 1; eta_s: of the last one to end. slowest: of the ranks with rates. decisions: the newest first.
+    of 1; eta_s: of the last one to end; of_epoch: both are of the epoch, as epochs are unknown. slowest: of the ranks
+    with rates. decisions: the newest first.
     """
 
     job: str
@@ -123,6 +124,7 @@ class JobView:
     slots: float | None
     done: float | None
     eta_s: float | None
+    of_epoch: bool
     buffers: Buffers
     work: ComputedBlocks
     workers: int
@@ -172,6 +174,7 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
         slots=max((rate.slots for rate in rates), default=None),
         done=min((row.done for row in rows if row.done is not None), default=None),
         eta_s=max((row.eta_s for row in rows if row.eta_s is not None), default=None),
+        of_epoch=any(row.done is not None and not row.epochs for row in rows),
         buffers=_buffers(ranks),
         work=_work([rank.stats.delivery for rank in ranks]),
         workers=workers,
@@ -276,9 +279,9 @@ def mark_stragglers(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
 
 def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) -> RankRow:
     stats, rates = rank.stats, history.rates(status.feeder, rank)
-    left = None
-    if stats.steps:
-        left = max(0, stats.steps - stats.step + max(status.epochs - stats.epoch - 1, 0) * stats.steps)
+    left, epochs = None, status.epochs_known(stats.epoch)
+    if stats.steps and rank.state != "planning":
+        left = max(0, stats.steps - stats.step + max(epochs - stats.epoch - 1, 0) * stats.steps)
     eta_s = None
     if left is not None and rates is not None and rates.steps_per_s > 0:
         eta_s = left / rates.steps_per_s
@@ -287,10 +290,10 @@ def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) ->
         host=status.host,
         state=rank.state,
         epoch=stats.epoch,
-        epochs=status.epochs,
+        epochs=epochs,
         step=stats.step,
         steps=stats.steps,
-        done=None if left is None else 1 - left / max(1, stats.steps * max(status.epochs, stats.epoch + 1)),
+        done=None if left is None else 1 - left / max(1, stats.steps * max(epochs, 1)),
         rates=rates,
         ready=rank.ready,
         slots=stats.ring_slots,

@@ -13,8 +13,9 @@ from feedline.loader.wire.run_status import FeederStatus, RankStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress:
-    """One job. epoch, step, steps: of the rank that has done least. left_s: until the last rank has done all epochs, at
-    the pace of its steps and waits so far (None: unknown). lost, regained: connections of its feeders to the scheduler.
+    """One job. epoch, step, steps: of the rank that has done least. epochs: 0 if unknown. left_s: until the last rank
+    has done all epochs, or this one where they are unknown, at the pace of its steps and waits so far (None: unknown).
+    lost, regained: connections of its feeders to the scheduler.
     """
 
     epoch: int
@@ -43,7 +44,7 @@ def _progress(members: Sequence[FeederStatus]) -> JobProgress | None:
     left = [seconds for each, rank in ranks if (seconds := _seconds_left(each, rank)) is not None]
     return JobProgress(
         epoch=last.stats.epoch,
-        epochs=feeder.epochs,
+        epochs=feeder.epochs_known(last.stats.epoch),
         step=last.stats.step,
         steps=last.stats.steps,
         left_s=max(left) if len(left) == len(ranks) else None,
@@ -56,5 +57,5 @@ def _seconds_left(feeder: FeederStatus, rank: RankStatus) -> float | None:
     stats = rank.stats
     if not rank.step_s or not stats.batches:
         return None
-    steps = max(0, feeder.epochs - stats.epoch) * stats.steps - stats.step
+    steps = max(1, feeder.epochs_known(stats.epoch) - stats.epoch) * stats.steps - stats.step
     return max(0, steps) * (rank.step_s + stats.wait_blocks_s / stats.batches)

@@ -24,6 +24,8 @@ def rank_status(session: TrainerSession, plan: PlanStatus | None, *, trainer: in
     state: Literal["feeding", "planning", "waiting"] = "feeding"
     if session.streams.plan is None:
         state = "waiting" if session.global_rank is None else "planning"
+    elif session.planning is not None:  # of the next epoch of a followed table, whose files may not have landed
+        state = "planning"
     return RankStatus(
         rank=-1 if session.rank is None else session.rank,
         state=state,

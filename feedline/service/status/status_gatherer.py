@@ -43,7 +43,7 @@ class StatusGatherer:
     """The status of one feeder.
 
     job, feeder: their names in its reports. restarts: feeders before it that died. ranks: those that it is to serve
-    (empty: its trainers name theirs).
+    (empty: its trainers name theirs). epochs: of the run (0: its trainers decide).
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class StatusGatherer:
         world_size: int,
         cores: float,
         restarts: int = 0,
+        epochs: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster, self._clock = cluster, clock
@@ -79,7 +80,7 @@ class StatusGatherer:
             kernels=compiled_kernels(),
             started_s=now_s,
             now_s=now_s,
-            epochs=spec.epochs,
+            epochs=epochs,
             form=spec.cluster.kind,
             cores=cores,
             cpu_s=0.0,

@@ -53,6 +53,14 @@ def counters(rows: int, trainer_s: float = 0.0, feeder_s: float = 0.0) -> Counte
     return Counters(rows=rows, batches=rows // 10, trainer_s=trainer_s, feeder_s=feeder_s)
 
 
+def test_a_rank_that_waits_for_files_says_so_instead_of_its_last_step():
+    progress = Progress(phase="waiting for files to land", done=34, total=None, unit="s")
+    view = replace(VIEW, state="planning", step=100, planning=progress)
+    assert line(view) == "rank 0 planning: waiting for files to land: 34 s"
+    assert view.remaining_s is None
+    assert "100/100" in line(replace(view, planning=None))
+
+
 def test_rates_cover_the_last_seconds(clock: Clock):
     """1,000 rows/s for a minute, then 100: ten seconds later the rate is 100."""
     pace, rows, seen = RecentRates(clock), 0, {}

@@ -17,6 +17,7 @@ from feedline.errors import (
     CorruptFileError,
     FeedlineError,
     PlanError,
+    SpecError,
     StateError,
     TableChangedError,
     TableError,
@@ -217,10 +218,70 @@ def test_a_partition_that_is_being_written_again_does_not_come_again(table: Grow
 def test_an_epoch_waits_for_as_many_rows_as_a_step_has(table: GrowingTable):
     pipeline, plan = following(table, follow={"epoch": "new"}, batch={"size": 30, "tail": "drop"})
     table.land(3, 30)
-    with pytest.raises(PlanError, match="1 new files with 24 selected rows have landed, and a step needs 30"):
+    with pytest.raises(PlanError, match=r"1 new file has landed, .*: got 24 rows, expected at least 30 \(1 lanes x"):
         pipeline.next_plan(plan)
     table.land(4, 10)
     assert delivered(pipeline, after(pipeline, plan)) != []
+
+
+def land_lists(table: GrowingTable, day: int, lengths: list[int], weight: float = 1.0, name: str = "lists") -> Path:
+    """A landed day with a list of each of these lengths, and rows of one weight."""
+    rows = len(lengths)
+    table.day(day).mkdir(parents=True, exist_ok=True)
+    ids = pa.array([next(table.ids) for _ in range(rows)], pa.int64())
+    lists = pa.array([[1] * length for length in lengths], pa.list_(pa.int64()))
+    columns = {"id": ids, "x": pa.array([1] * rows, pa.int32()), "h": lists, "w": [weight] * rows}
+    path = table.day(day) / f"{name}.parquet"
+    pq.write_table(pa.table(columns), path)
+    table.mark(day)
+    return path
+
+
+def following_lists(tmp_path: Path, epoch: str, **changes) -> tuple[GrowingTable, Pipeline, Plan]:
+    table = GrowingTable(tmp_path)
+    land_lists(table, 1, [1] * 64 + [5] * 16 + [50] * 3)
+    pipeline, plan = following(table, follow={"epoch": epoch}, **changes)
+    return table, pipeline, plan
+
+
+BUCKETS = {"batch": {"max_tokens": 64, "buckets": [2, 8, 64], "length": "h"}}
+
+
+def test_rows_that_fill_no_bucket_make_no_epoch(tmp_path: Path):
+    """Steps of 32, 8 and 1 rows."""
+    table, pipeline, plan = following_lists(tmp_path, "new", **BUCKETS)
+    land_lists(table, 2, [1] * 31 + [5] * 7)
+    with pytest.raises(PlanError, match="whose rows make no step: no bucket has the rows of one global step"):
+        pipeline.next_plan(plan)
+    land_lists(table, 3, [1] * 1)
+    second = after(pipeline, plan)
+    assert len(second.snapshot.files) == 2
+    assert second.schedule(1).steps == 1
+    land_lists(table, 4, [50] * 5)
+    assert after(pipeline, second).schedule(2).steps == 5, "five rows of the last bucket"
+
+
+def test_rows_without_weight_make_no_epoch(tmp_path: Path):
+    shuffle = {"shuffle": {"seed": 1, "weights": "w"}}
+    table, pipeline, plan = following_lists(tmp_path, "new", **shuffle)
+    land_lists(table, 2, [1] * 20, weight=0.0)
+    with pytest.raises(PlanError, match=r"whose rows make no step: .*the weights sum to zero"):
+        pipeline.next_plan(plan)
+    land_lists(table, 3, [1] * 20)
+    assert after(pipeline, plan).schedule(1).steps == 5
+
+
+@pytest.mark.parametrize("epoch", ["new", "all"])
+def test_what_cannot_be_planned_decides_no_border(tmp_path: Path, epoch: str):
+    table, pipeline, plan = following_lists(tmp_path, epoch, **BUCKETS)
+    long = land_lists(table, 2, [1] * 64 + [65])
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"epoch 1 of the followed table .* new in it is ds=2026-01-02: .* than 64"):
+            pipeline.next_plan(plan)
+    assert not list((table.folder / "work-p" / "follow").glob("*.next.json"))
+    long.unlink()
+    land_lists(table, 2, [1] * 64, name="short")
+    assert after(pipeline, plan).schedule(1).steps == (2 if epoch == "new" else 9)
 
 
 def test_a_run_ends_when_nothing_more_lands(table: GrowingTable):
@@ -422,8 +483,7 @@ def _request(spec, now_ns, start: RunStart | None = None) -> FollowRequest:
     return FollowRequest(
         spec=spec,
         take=lambda take, before: current_snapshot(spec, take=take),
-        count=lambda snapshot: snapshot.rows,
-        fewest_rows=1,
+        plan=lambda snapshot, before: None,
         start=start,
         now_ns=now_ns,
     )

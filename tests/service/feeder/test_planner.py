@@ -156,6 +156,8 @@ def test_a_plan_that_waits_for_files_to_land_delays_no_other():
         words = "for files to land at the epoch's border: no new file has landed. It looks again every "
         assert eventually(lambda: words in planner.describe())
         assert not waiting.done()
+        assert planner.progress is not None
+        assert planner.progress.phase == "waiting for files to land"
         assert given_up.cancel()
         nothing.clear()
         clock[0] = 100.0

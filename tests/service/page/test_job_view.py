@@ -130,6 +130,17 @@ def test_a_ring_ahead_is_no_straggler():
     assert not any(row.straggler for row in view_of(moment(10), moment(20)).ranks)
 
 
+def test_trainers_that_count_epochs_by_themselves_see_what_is_done_of_the_epoch():
+    """After 20 s a rank is at step 200 of 4,000."""
+    for epochs in (0, 3):
+        views = [replace(status_at(at), epochs=epochs) for at in (10, 20)]
+        ranks = [replace(rank, stats=replace(rank.stats, epoch=5)) for rank in views[-1].ranks]
+        view = view_of([views[0]], [replace(views[1], ranks=tuple(ranks))])
+        assert (view.done, view.of_epoch) == (pytest.approx(200 / 4_000), True)
+        assert view.eta_s == pytest.approx(3800 / 10)
+        assert {(row.epoch, row.epochs) for row in view.ranks} == {(5, 0)}
+
+
 def test_a_warning_of_every_epoch_and_rank_is_one_line():
     status = status_at(10, ranks=6)
     text = "feature 'x' is not as expected in epoch {}: got null_rate 0.2, expected <= 0.1"

@@ -31,6 +31,16 @@ def test_the_rank_that_has_done_least_and_the_last_to_end():
     assert more.left_s == pytest.approx(22.0)
 
 
+def test_trainers_that_count_epochs_by_themselves_leave_those_of_this_one():
+    """Where `epochs` is not known, and where they have gone on beyond it."""
+    for epochs, epoch in ((0, 0), (0, 7), (1, 2), (3, 3)):
+        status = paced(status_of(step=8), step_s=1.0, epochs=epochs)
+        ranks = tuple(replace(rank, stats=replace(rank.stats, epoch=epoch)) for rank in status.ranks)
+        found = progress_by_job([replace(status, ranks=ranks)])["ctr"]
+        assert (found.epoch, found.epochs, found.step, found.steps) == (epoch, 0, 8, 10)
+        assert found.left_s == pytest.approx(2.0)
+
+
 def test_jobs_without_a_pace_or_without_trainers():
     unknown = progress_by_job([status_of(step=2), paced(status_of(feeder="b", step=4), step_s=0.5)])["ctr"]
     assert (unknown.step, unknown.left_s) == (2, None)
