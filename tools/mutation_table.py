@@ -96,11 +96,25 @@ MUTATIONS = (
         "altered bytes in the first table of a stored artifact are not noticed",
     ),
     Mutation(
-        "warehouse/parquet",
+        "warehouse/storage",
         "changed-within-a-second",
-        "return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)",
-        "return one_s == other_s",
+        "same_time = (time == time_now) | is_coarse & (time // _SECOND_NS == time_now // _SECOND_NS)",
+        "same_time = time // _SECOND_NS == time_now // _SECOND_NS",
         "a file rewritten within the second of its recorded time passes for the same",
+    ),
+    Mutation(
+        "warehouse/storage",
+        "changed-in-place",
+        "np.where(tagged, tag == tag_now, same_time | np.logical_not(timed))",
+        "np.where(tagged, tag == tag_now, True)",
+        "a file rewritten with equal size and footer passes for the same",
+    ),
+    Mutation(
+        "blocks",
+        "more-rows-than-planned",
+        "if missing == 0 and not is_last:",
+        "if missing == 0:",
+        "rows that the filter keeps beyond those planned are left out without a word",
     ),
     Mutation(
         "warehouse/parquet",
@@ -112,7 +126,7 @@ MUTATIONS = (
     Mutation(
         "warehouse/discovery",
         "hidden-partition",
-        'return segment.startswith((".", "_")) and not is_partition(segment)',
+        'return segment.startswith(".") or (segment.startswith("_") and not is_partition(segment))',
         'return segment.startswith((".", "_"))',
         "folders of a partition key that begins with an underscore are left out of the table",
     ),
