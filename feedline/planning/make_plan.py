@@ -139,7 +139,8 @@ def _empty_error(
     if matched and spec.source.sample is not None:
         fraction = spec.source.sample.fraction
         message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
-        return spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
+        other = "smaller" if spec.source.sample.rest else "larger"
+        return spec.error(("source", "sample", "fraction"), f"{message}. Name a {other} one, or another seed")
     message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
     return spec.error(("source", "where"), f"{message}{_describe_ranges(snapshot, where)}")
 

@@ -156,3 +156,14 @@ def test_an_odd_column_of_the_sample_ends_nothing(tmp_path: Path):
     odd = {"far": far, "lists": [[1, None]] * ROWS, "times": pa.array(RNG.integers(0, 2**40, ROWS), pa.duration("us"))}
     plan = tried(written(tmp_path, **odd), tmp_path)
     assert "a" in {each.name for each in plan.features}
+
+
+def test_of_a_few_rows_some_are_held_out(tmp_path: Path):
+    for rows in range(2, 8):
+        data = pa.table({"label": [0, 1, 1, 0, 1, 0, 1][:rows], "a": RNG.normal(size=rows)})
+        pq.write_table(data, tmp_path / "t.parquet")
+        train, held_out = counted(
+            table := str(tmp_path / "t.parquet"), tried(table, tmp_path / str(rows), label="label")
+        )
+        assert train + held_out == rows
+        assert min(train, held_out) > 0
