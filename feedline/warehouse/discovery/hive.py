@@ -270,10 +270,12 @@ def _folder(location: Location, apart: Mapping[str, str], pattern: str = "") -> 
 
 def _would_read(table: Location, tree: Walk, pattern: str, folder: str) -> bool:
     """Whether the table has the files of another folder, which need not exist yet. tree: of the table's folder."""
+    local, elsewhere = is_local(table.filesystem), is_uri(folder) and not folder.lower().startswith("file://")
+    if local == elsewhere:  # no store is asked, as the folder may never be used
+        return False
     location = locate(absolute(folder))
     if location.filesystem.type_name != table.filesystem.type_name:
         return False
-    local = is_local(location.filesystem)
     entered = tree.entered if local else {table.path: table.path}
     above, below = os.path.realpath(location.path) if local else location.path, ""
     while above not in entered:  # the nearest folder of the table, also through a link in it
