@@ -51,6 +51,12 @@ logger = logging.getLogger(__name__)
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _MAGIC = re.compile(r"[*?\[]")
+# How Polars reads files of text, as they come beside or instead of Parquet.
+_TEXTS = {
+    **dict.fromkeys((".csv", ".csv.gz", ".csv.zst", ".txt", ".data"), "scan_csv"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "scan_ndjson"),
+    **dict.fromkeys((".feather", ".arrow", ".ipc"), "scan_ipc"),
+}
 _SUMMARIES = ("_metadata", "_common_metadata")  # as Spark, Dask and pyarrow write them beside a table's files
 _MARKER = "_SUCCESS"  # the file that Spark and Hadoop write last
 
@@ -406,7 +412,24 @@ def _no_parquet_error(where: str, ignored: list[str]) -> TableNotFoundError:
     if not ignored:
         return TableNotFoundError(f"{where} is empty: expected at least one Parquet file below it")
     example = ignored[0].rpartition("/")[2]
+    if remedy := _remedy_of_suffix(example):
+        found = f"got {len(ignored)} files with other suffixes ({example})"
+        return TableNotFoundError(f"{where} holds no Parquet file: {found}. {remedy}")
     return TableNotFoundError(
         f"{where} holds no Parquet file: got {len(ignored)} files with other suffixes ({example}), "
         f"expected names ending in {', '.join(_SUFFIXES)}, or without a suffix"
+    )
+
+
+def _remedy_of_suffix(name: str) -> str:
+    """What makes a table of files like this one; empty where the name does not tell."""
+    lower = name.lower()
+    if any(f"{suffix}." in lower for suffix in _SUFFIXES):  # x.parquet.snappy
+        return "Rename them to end in .parquet, such as part-0.snappy.parquet, or list them one by one"
+    kind = next((reader for ends, reader in _TEXTS.items() if lower.endswith(ends)), None)
+    if kind is None:
+        return ""
+    return (
+        'Convert them: python -c "import polars; '
+        f'polars.{kind}({name!r}).sink_parquet({name.partition(".")[0] + ".parquet"!r})"'
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from profiles import binary, column, session_of, table, time_of
@@ -12,7 +13,7 @@ from rich.console import Console
 from feedline.commands.begin.init_plan import Choices
 from feedline.commands.begin.questions import ask_choices
 from feedline.errors import SpecError
-from feedline.profiling.table_facts import TableFacts
+from feedline.profiling.table_facts import DistinctCount, TableFacts
 
 FACTS = table(
     binary(),
@@ -53,6 +54,19 @@ def test_a_mistake_is_asked_again():
     found, shown = asked("clickd", "9", "-", "clicked", "", "")
     assert found.label == "clicked"
     assert shown.count("expected a number of the list, or one of clicked, t, u, s") == 3
+
+
+def test_a_question_mark_lists_all_columns_and_strings_of_a_few_classes_are_offered():
+    species = column("species", "string", "string", vocabulary=DistinctCount(sample=3, table=3, error=0.0, once=0.0))
+    species = replace(species, string_bytes=(6.0, 10))
+    facts = table(column("a"), species, *(column(f"c{index}") for index in range(20)))
+    found, shown = asked("?", "1", facts=facts)
+    assert found.label == "species"
+    assert "1. species: string, 3 values" in shown
+    assert "? for all columns" in shown
+    listed = shown.split("\n")
+    assert sum(line.startswith("  c") for line in listed) == 20
+    assert any(line.startswith("  species  string, 3 values") for line in listed)
 
 
 def test_what_was_answered_before_is_not_asked():

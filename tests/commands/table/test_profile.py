@@ -151,3 +151,18 @@ def test_odd_columns_are_described_beside_others(tmp_path: Path):
     assert facts["days"]["last"] == "+5881580-07-11"
     assert facts["offset"]["type"] == "timestamp[us, tz=UTC]"
     assert (facts["zone"]["role"], facts["label"]["role"]) == ("unsupported", "category")
+
+
+def test_two_tables_in_one_folder_are_named(tmp_path: Path):
+    pq.write_table(pa.table({"user": [1, 2], "clicked": [0, 1]}), tmp_path / "clicks.parquet")
+    pq.write_table(pa.table({"item": [1, 2], "price": [0.5, 1.5]}), tmp_path / "items.parquet")
+    words = " ".join(run(tmp_path).output.split())
+    assert (
+        "note: the folder may hold two tables: items.parquet (1 such files) shares no column with clicks.par" in words
+    )
+
+
+def test_lines_are_not_padded_off_a_terminal(table: Path):
+    lines = run(table).output.splitlines()
+    assert len(lines) > 5
+    assert [line for line in lines if line.endswith(" ")] == []
