@@ -10,7 +10,7 @@ import importlib.util
 import os
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -58,6 +58,9 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the guesses.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Print pipeline.yaml, and write nothing.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help=f"Also write {SCHEMA_FILE}, by which editors check pipeline.yaml.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Fit and train as well, and compare with a logistic regression.")
     ] = False,
@@ -82,8 +85,9 @@ def init(
         if stdout:
             print(pipeline_text(plan), end="")
             return
-        _write(output, {PIPELINE_FILE: pipeline_text(plan), SCRIPT_FILE: train_script(plan)})
-    _print_summary(plan, output, console)
+        files = {PIPELINE_FILE: pipeline_text(plan, schema=schema), SCRIPT_FILE: train_script(plan)}
+        _write(output, files, schema=schema)
+    _print_summary(plan, output, [*files, *([SCHEMA_FILE] if schema else [])], console)
     if check:
         from feedline.commands.begin.baseline import train_and_compare  # noqa: PLC0415 -- packages that few have
 
@@ -150,11 +154,12 @@ def _refuse_existing(folder: Path) -> None:
         )
 
 
-def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write the schema for editors and the files, each whole or not at all."""
+def _write(folder: Path, files: Mapping[str, str], *, schema: bool) -> None:
+    """Write the files, each whole or not at all. schema: that for editors, too."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json_schema(folder / SCHEMA_FILE, Pipeline.json_schema())
+        if schema:
+            write_json_schema(folder / SCHEMA_FILE, Pipeline.json_schema())
         for name, text in files.items():
             unfinished = folder / f".{name}.unfinished"
             unfinished.write_text(text, encoding="utf-8")
@@ -163,7 +168,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
         raise SpecError(f"{folder} cannot be written to: {error.strerror}. Name another folder with -o") from error
 
 
-def _print_summary(plan: InitPlan, folder: Path, console: Console) -> None:
+def _print_summary(plan: InitPlan, folder: Path, written: Sequence[str], console: Console) -> None:
     """Say what was decided and what comes next."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -172,7 +177,7 @@ def _print_summary(plan: InitPlan, folder: Path, console: Console) -> None:
         table.add_row(name, comment(text).replace("[", r"\["))
     console.print(table, highlight=False)
     place = folder / PIPELINE_FILE
-    say(console, f"\nwritten: {place}, {folder / SCRIPT_FILE}, {folder / SCHEMA_FILE}. Next:")
+    say(console, f"\nwritten: {', '.join(str(folder / each) for each in written)}. Next:")
     name = shlex.quote(str(place))
     steps = (
         (f"feedline fit {name}", "learn vocabularies and means, in one pass"),

@@ -22,9 +22,9 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]*)$", re.DOTALL)
 _FEWEST_OF_A_RANGE = 3
 
 
-def pipeline_text(plan: InitPlan) -> str:
-    """The text of pipeline.yaml."""
-    lines = [SCHEMA_LINE, *_head(plan)]
+def pipeline_text(plan: InitPlan, *, schema: bool = False) -> str:
+    """The text of pipeline.yaml. schema: its first line names the schema beside it."""
+    lines = [*([SCHEMA_LINE] if schema else []), *_head(plan)]
     lines += ["version: 1", f"name: {yaml_string(plan.name)}", "work_dir: .feedline"]
     lines += _source(plan)
     lines += ["", *_wrapped(_LEAKAGE), "features:"]

@@ -24,7 +24,7 @@ from feedline.commands.begin import init as command
 from feedline.errors import PlanError, SpecError, TableNotFoundError
 from feedline.spec import load_spec
 
-FILES = {"pipeline.yaml", "pipeline.schema.json", "train.py"}
+FILES = {"pipeline.yaml", "train.py"}
 ROWS = 300
 
 
@@ -47,7 +47,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_writes_three_files_and_says_what_comes_next(table: Path, tmp_path: Path):
+def test_it_writes_two_files_and_says_what_comes_next(table: Path, tmp_path: Path):
     shown = init(table, "-o", tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     for line in (
@@ -60,8 +60,17 @@ def test_it_writes_three_files_and_says_what_comes_next(table: Path, tmp_path: P
         assert line in " ".join(shown.split())
     spec = load_spec(tmp_path / "out" / "pipeline.yaml")
     assert spec.source.table == str(table)
+    assert "schema" not in (tmp_path / "out" / "pipeline.yaml").read_text()
+
+
+def test_the_schema_for_editors_is_written_if_asked_for(table: Path, tmp_path: Path):
+    shown = init(table, "-o", tmp_path / "out", "--schema")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "pipeline.schema.json"}
+    assert f"{tmp_path}/out/pipeline.schema.json. Next:" in " ".join(shown.split())
     schema = json.loads((tmp_path / "out" / "pipeline.schema.json").read_text())
     assert schema["title"].startswith("pipeline.yaml of Feedline")
+    first = (tmp_path / "out" / "pipeline.yaml").read_text().splitlines()[0]
+    assert first == "# yaml-language-server: $schema=pipeline.schema.json"
 
 
 def test_a_relative_table_stays_relative(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -87,7 +96,7 @@ def test_files_are_replaced_only_with_force(table: Path, tmp_path: Path):
 def test_stdout_prints_the_pipeline_alone(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     text = init(table, "--stdout")
-    assert text.startswith("# yaml-language-server: $schema=pipeline.schema.json\n# Written by `feedline init`")
+    assert text.startswith("# Written by `feedline init`")
     assert list(tmp_path.iterdir()) == [tmp_path / "data"]
 
 
@@ -126,7 +135,7 @@ def test_a_folder_that_cannot_be_written_is_refused(table: Path, tmp_path: Path)
 def test_a_schema_of_something_else_is_not_replaced(table: Path, tmp_path: Path):
     (tmp_path / "pipeline.schema.json").write_text('{"title": "mine"}')
     with pytest.raises(SpecError, match=r"pipeline.schema.json holds something else"):
-        init(table, "-o", tmp_path)
+        init(table, "-o", tmp_path, "--schema")
     assert {path.name for path in tmp_path.iterdir()} == {"data", "pipeline.schema.json"}
 
 

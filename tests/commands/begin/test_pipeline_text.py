@@ -23,7 +23,7 @@ def test_each_line_has_its_reason():
         column("shop", "category", "int64", vocabulary=distinct(12_400_000, sample=100_000)),
         column("empty", null_rate=1.0),
     )
-    text = pipeline_text(plan)
+    text = pipeline_text(plan, schema=True)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "# yaml-language-server: $schema=pipeline.schema.json"
     assert "price: [log1p, standardize, {fill_null: 0}] # skewed: median 450, maximum 900; 12 % null" in lines
