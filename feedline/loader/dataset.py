@@ -190,15 +190,11 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
             self._refuse_replaced(iterator)
         if self._start_s is None:
             self._start()
-        thread = get_ident()
-        if self._reader not in (None, thread):
-            raise FeedlineError(SHARED)
-        progress = self._progress
+        progress, self._reader = self._progress, _only_thread(self._reader)
         at, reading = progress.positions
         if self._untouched == iterator:
             progress.start, self._untouched = (reading[0] + 1, 0), 0
         feed = self._feed
-        self._reader = thread
         try:
             item = feed.next(reading)
         finally:
@@ -246,10 +242,9 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
                 raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{other}"')
         resume = checked_state(state)
         rebase = RebaseRequest(state=resume) if snapshot == "rebase" else None
-        hello = _hello_for(resume, self._hello(), accept_features=features == "changed", rebase=rebase)
+        hello = _hello_for(resume, hello_of(self._ranks, self._group), changed=features == "changed", rebase=rebase)
         answer = self._request(hello, resume)
-        if rebase is None:
-            refuse_step_beyond(resume, answer.facts)
+        refuse_step_beyond(resume, None if rebase is not None else answer.facts)
         if (warning := environment_warning(resume, answer.facts)) is not None:
             warnings.warn(warning, UserWarning, stacklevel=2)
         if rebase is not None:
@@ -282,10 +277,9 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints; and those of the feeder that serves now:
-        its process, its log, the dashboard's address."""
+        """The plan's facts: steps, rows, snapshot, fingerprints …; and the process, log and dashboard of its feeder."""
         answer = self._open()
-        return {**to_values(answer.facts), **to_values(self._feed.feeder or answer.feeder)}
+        return {**to_values(answer.facts), **to_values(self._feed.reports.feeder or answer.feeder)}
 
     @property
     def quality(self) -> dict[str, dict[str, Any]]:
@@ -320,15 +314,12 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         """The answer to the last hello; the first call sends one."""
         if self._progress.answer is None:
             followed = self._spec.is_followed
-            hello = replace(self._hello(), epoch=self._progress.start[0] if followed else None)
+            hello = replace(hello_of(self._ranks, self._group), epoch=self._progress.start[0] if followed else None)
             answer = self._request(hello)
             self._epochs.begin(answer)
             self._progress = replace(self._progress, answer=answer, layout=self._layout(answer))
             return answer
         return self._progress.answer
-
-    def _hello(self) -> Hello:
-        return hello_of(self._ranks, self._group)
 
     def _layout(self, answer: Answer) -> SlotLayout:
         return SlotLayout(answer.facts.schema, self._sparse_features, answer.facts.bounds(self._ranks.world_size))
@@ -394,6 +385,14 @@ class _DeviceEpoch(Iterator[Batch]):
         return self._dataset._feed.ring_fill > 0
 
 
+def _only_thread(reader: int | None) -> int:
+    """This thread. Raises FeedlineError where another one reads."""
+    thread = get_ident()
+    if reader not in (None, thread):
+        raise FeedlineError(SHARED)
+    return thread
+
+
 def _refuse(timeout: float | None) -> None:
     """Refuse a system without the ring, and a timeout that is no time."""
     if timeout is not None and not timeout > 0:
@@ -402,8 +401,8 @@ def _refuse(timeout: float | None) -> None:
         raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
 
 
-def _hello_for(state: Mapping[str, Any], new: Hello, *, accept_features: bool, rebase: RebaseRequest | None) -> Hello:
-    """The request for the plan of a state. new: that of a new run."""
+def _hello_for(state: Mapping[str, Any], new: Hello, *, changed: bool, rebase: RebaseRequest | None) -> Hello:
+    """The request for the plan of a state. new: that of a new run. changed: whether features may be others."""
     names = {key: state[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
-    features = None if accept_features else state["features"]
+    features = None if changed else state["features"]
     return replace(new, rebase=rebase, features=features, **names)

@@ -38,10 +38,10 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: state[key] for key in (*STATE_KEYS, ENVIRONMENT_KEY) if key in state}
 
 
-def refuse_step_beyond(state: Mapping[str, Any], facts: PlanFacts) -> None:
-    """Raise StateError for a step that the state's epoch does not have: such a state is not one that was saved."""
-    steps = facts.steps_of(state["epoch"])
-    if state["step"] > steps:
+def refuse_step_beyond(state: Mapping[str, Any], facts: PlanFacts | None) -> None:
+    """Raise StateError for a step that the state's epoch does not have: such a state is not one that was saved. facts:
+    of the state's plan (None: of another one, which says nothing of the step)."""
+    if facts is not None and state["step"] > (steps := facts.steps_of(state["epoch"])):
         raise StateError(
             f"the state's step is beyond its epoch: got step {state['step']} of epoch {state['epoch']}, expected at "
             f"most {steps}, its number of steps. Load a state as state_dict() returned it"

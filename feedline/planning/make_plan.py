@@ -17,7 +17,7 @@ from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import local_environment
 from feedline.blocks.request import Job, ReadEpochs, RowOrder
-from feedline.errors import FeedlineError, PlanError
+from feedline.errors import FeedlineError, NoStepError, PlanError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
@@ -36,7 +36,7 @@ from feedline.planning.lengths.length_columns import bucket_counts, length_order
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.planning.rows.exclusions import exclude_rows
-from feedline.planning.table_snapshot import cache_ref
+from feedline.planning.table_snapshot import as_read, cache_ref
 from feedline.spec import PipelineSpec
 from feedline.spec.cache_section import CacheSpec
 from feedline.warehouse.bad_files import load_skipped
@@ -113,6 +113,18 @@ def make_plan(
         salt=() if spec.source_name is None else (spec.source_name,),
         share=Fraction(spec.batch.size, spec.whole.batch.size),
     )
+
+
+def require_step(
+    spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None, earlier: Callable[[], Snapshot | None]
+) -> None:
+    """Plan an epoch of a followed table, whose counts are kept for the plan that is made later. Raises NoStepError
+    where its rows make no step, and whatever else keeps it from being planned."""
+    where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
+    selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
+    if not selection.rows.any():
+        raise NoStepError(f"none of {snapshot.rows:,} rows is selected")
+    make_plan(spec, as_read(spec, snapshot), lanes=lanes, map=map, earlier=earlier).whole_schedule  # noqa: B018
 
 
 def _shuffle_column(spec: PipelineSpec, snapshot: Snapshot) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
-from feedline.errors import FeedlineError, NoStepError, PlanError, StateError, TableError
+from feedline.errors import FeedlineError, PlanError, StateError, TableError
 from feedline.loader.state import checked_state, refuse_step_beyond
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, RebaseRequest
@@ -35,7 +35,7 @@ from feedline.planning.follow.next_border import (
     rebased_border,
 )
 from feedline.planning.lengths.length_columns import bucket_counts
-from feedline.planning.make_plan import make_plan
+from feedline.planning.make_plan import make_plan, require_step
 from feedline.planning.plan import Plan, group_name
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.rows.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
@@ -337,19 +337,9 @@ def _follow_request(spec: PipelineSpec, *, lanes: int, start: RunStart | None, m
     return FollowRequest(
         spec=spec,
         take=lambda take, before: current_snapshot(spec, take=take, map=map, earlier=lambda: before),
-        plan=lambda snapshot, before: _require_step(spec, snapshot, lanes=lanes, map=map, earlier=lambda: before),
+        plan=lambda snapshot, before: require_step(spec, snapshot, lanes=lanes, map=map, earlier=lambda: before),
         start=start,
     )
-
-
-def _require_step(
-    spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None, earlier: Callable[[], Snapshot | None]
-) -> None:
-    """Plan an epoch of a followed table, whose counts are kept for the plan that is resolved later. Raises NoStepError
-    where its rows make no step, and whatever else keeps it from being planned."""
-    if not _count_rows(spec, snapshot, map, earlier).rows.any():
-        raise NoStepError(f"none of {snapshot.rows:,} rows is selected")
-    make_plan(spec, as_read(spec, snapshot), lanes=lanes, map=map, earlier=earlier).whole_schedule  # noqa: B018
 
 
 def _snapshot_before(spec: PipelineSpec, border: Border | None) -> Snapshot | None:

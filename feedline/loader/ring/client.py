@@ -25,7 +25,7 @@ from feedline.loader.ring.feeder_connection import Answer, FeederConnection
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.slots import RingReader
-from feedline.loader.wire.facts import FeederFacts, Hello
+from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import BeginStream, EpochDone, StallReport
 from feedline.native.ring import Arrival, Lease
 
@@ -189,11 +189,6 @@ class FeederClient:
     def attached(self) -> bool:
         """Whether the feeder belongs to `feedline run`."""
         return self._connection.attached
-
-    @property
-    def feeder(self) -> FeederFacts | None:
-        """The feeder that serves now, as it answered; None before that."""
-        return self._connection.facts_of_feeder
 
     @property
     def feeders(self) -> int:

@@ -116,7 +116,6 @@ class FeederConnection:
         self._diagnosis: str | None = None  # the answer to the last question
         self._last_message_s = time.perf_counter()
         self._facts: ring_messages.PlanAnswer | None = None  # that it got
-        self.facts_of_feeder: FeederFacts | None = None  # of the one that answered last
         self._failure: ring_messages.FeederFailure | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; set by the caller of `ask`
         self.reader: RingReader | None = None
@@ -268,7 +267,7 @@ class FeederConnection:
             case ring_messages.FeederFailure():
                 self._failure = message
             case ring_messages.PlanAnswer() if message.number == self._hello_number:
-                self._facts = message
+                self._facts, self.reports.feeder = message, message.feeder
             case Progress():
                 self.reports.planning = message
             case ring_messages.Diagnosis():
@@ -320,7 +319,6 @@ class FeederConnection:
                 self.receive()
                 self.raise_failure()
             if self._facts is not None:
-                self.facts_of_feeder = self._facts.feeder
                 return Answer.of(hello, self._facts.plan, self._facts.feeder)
             self.wait("the plan", since_s=since_s, timeout_s=timeout_s)
 

@@ -14,7 +14,7 @@ from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.wire.codec import pack, unpack
-from feedline.loader.wire.facts import FeederStats
+from feedline.loader.wire.facts import FeederFacts, FeederStats
 from feedline.progress import Progress
 
 _THROUGH = struct.Struct("<q")
@@ -38,8 +38,8 @@ class EpochCounts:
 
 
 class FeederReports:
-    """The last report of each kind: the feeder's `stats`, the quality of the features' values, and the progress of a
-    plan that is waited for, if it is watched."""
+    """The last report of each kind: the feeder's `stats`, the quality of the features' values, the progress of a plan
+    that is waited for, if it is watched, and the facts of the feeder that answered last."""
 
     def __init__(self) -> None:
         self._stats = pack(FeederStats())
@@ -48,6 +48,7 @@ class FeederReports:
         self._first_stream = 0  # late reports on earlier streams are dropped: this one includes their counts
         self.warnings: list[str] = []  # not taken yet
         self.planning: Progress | None = None
+        self.feeder: FeederFacts | None = None
 
     def receive(self, packet: bytes) -> None:
         """Take a report (see `report_packet`). Other streams have ended, so their counts are summed."""
