@@ -6,17 +6,21 @@
 #   make demo-criteo, make demo-mind  generate a table of ads or news, fit, train, evaluate and serve
 #   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
+#   make test-without-kernels   those of the quick ones that use the compiled kernels, without them
+#   make test-pythons   all tests on each Python that is found, each in a virtual environment of its own below build/
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times, and those of benchmarks
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make targets  measure the speed targets of docs/performance.md (BENCH_ARGS="..." is passed on)
 #   make clean    remove what these made, .venv apart;  make distclean removes .venv, too
 #
-# PYTHON=python3.12 chooses the interpreter, PIP_ARGS="..." is passed to pip, PYTEST_ARGS="..." to pytest.
+# PYTHON=python3.12 chooses the interpreter (with VENV=folder for another environment), PIP_ARGS="..." is passed to pip,
+# PYTEST_ARGS="..." to pytest, TESTS="..." names the quick ones to run.
 
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+TESTS ?= tests
 BENCH_ARGS ?=
 
 VENV := .venv
@@ -31,7 +35,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --co
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-clicks demo-criteo demo-mind test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
+.PHONY: help install demo demo-clicks demo-criteo demo-mind test test-unit test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -86,7 +90,20 @@ test: install
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(PYTEST_ARGS)
 
 test-unit: install
-	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly and not slow" --ignore tests/system $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly and not slow" --ignore tests/system $(PYTEST_ARGS) $(TESTS)
+
+test-without-kernels: BARE := build/without-kernels
+test-without-kernels: install
+	rm -rf $(BARE) && mkdir -p $(BARE)
+	tar -c --exclude='*.so' --exclude=__pycache__ --exclude=.feedline --exclude='./build' --exclude='./.*' --exclude='./warehouse' . \
+	  | tar -x -C $(BARE)
+	cd $(BARE) && PYTHONPATH=$$PWD $(abspath $(BIN))/python -m pytest $(PROCESSES) -m "not nightly and not slow" \
+	  $(PYTEST_ARGS) $$(grep -rl 'native' tests --include='test_*.py' | grep -v tests/system)
+
+test-pythons:
+	for python in $$(tools/pythons.sh); do \
+	  $(MAKE) test PYTHON=$$python VENV=build/python$$($$python -c "import sys; print(*sys.version_info[:2], sep=\".\")") || exit; \
+	done
 
 test-nightly: install
 	$(BIN)/python -m pytest $(PROCESSES) -o faulthandler_timeout=600 --hypothesis-profile nightly \
