@@ -366,9 +366,22 @@ STAND_INS = {
 import os
 print(os.environ["SLURM_JOB_NODELIST"].replace(",", "\\n"))
 """,
+    # As Slurm's: a signal to srun kills the step; scancel sends it to the step's processes.
+    "squeue": """
+import os
+steps = os.path.join(os.environ["HOSTS"], "steps")
+print(*(f"{each} {each.partition('.')[2]}" for each in os.listdir(steps)), sep="\\n")
+""",
+    "scancel": """
+import os, signal, sys
+assert sys.argv[1] == "--signal=TERM"
+for pid in open(os.path.join(os.environ["HOSTS"], "steps", sys.argv[2])).read().split():
+    os.kill(int(pid), signal.SIGTERM)
+""",
     "srun": """
 import os, signal, subprocess, sys
 words, hosts = sys.argv[1:], os.environ["SLURM_JOB_NODELIST"].split(",")
+name = words[0].removeprefix("--job-name=")
 while words[0].startswith("--"):
     word = words.pop(0)
     if word.startswith("--nodelist="):
@@ -381,9 +394,15 @@ for number, host in enumerate(hosts):
     tasks.append(subprocess.Popen(words, env={**os.environ, **own}))
 def stop(*_):
     for task in tasks:
-        task.terminate()
+        task.kill()
 signal.signal(signal.SIGTERM, stop)
-sys.exit(max(abs(task.wait()) for task in tasks))
+step = os.path.join(os.environ["HOSTS"], "steps", "4711." + name)
+os.makedirs(os.path.dirname(step), exist_ok=True)
+with open(step, "w") as file:
+    file.write(" ".join(str(task.pid) for task in tasks))
+status = max(abs(task.wait()) for task in tasks)
+os.remove(step)
+sys.exit(status)
 """,
 }
 
@@ -424,6 +443,7 @@ def test_the_script_of_slurm_ends_in_order(tmp_path: Path):
         job.line(r"epoch 1: loss")
         job.send(signal.SIGTERM)
         assert job.wait() == 143, job.text
+        assert len(re.findall("worker .* has left", job.text)) == 2, job.text
     assert not list((tmp_path / "shared").glob("certs-*"))
     assert eventually(lambda: not started_under(tmp_path), within_s=10), started_under(tmp_path)
 
