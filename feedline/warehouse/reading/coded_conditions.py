@@ -88,6 +88,9 @@ class EntryTruths:
             truths = self._of(term, name, dictionary)
             if truths is None:
                 return None
+            if not native.COMPILED:  # pyarrow delivers codes, too: of dictionary arrays that were written as such
+                found[term] = truths[numbers.cast(pa.int64()).fill_null(len(dictionary)).to_numpy()]
+                continue
             (valid, places), size = numbers.buffers(), numbers.type.bit_width // 8
             found[term] = native.look_up(places, size, valid, numbers.offset, len(numbers), truths)
         if by_rows:

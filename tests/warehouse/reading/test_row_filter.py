@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.expressions import bind_where
+from feedline.native import parquet as native
 from feedline.warehouse.reading import coded_conditions
 from feedline.warehouse.reading.coded_conditions import EntryTruths, codable_columns
 from feedline.warehouse.reading.row_filter import RowFilter
@@ -56,8 +57,12 @@ def test_codes_keep_the_rows_that_values_keep(
     frame = pl.from_arrow(plain)
     assert isinstance(frame, pl.DataFrame)
     expected = frame.select(where.polars.fill_null(False)).to_series().to_list()
-    truths = EntryTruths()
-    assert [*truths.true_rows(data.slice(0, half), where), *truths.true_rows(data.slice(half), where)] == expected
+    for compiled in {native.COMPILED, False}:
+        truths = EntryTruths()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "COMPILED", compiled)
+            found = [*truths.true_rows(data.slice(0, half), where), *truths.true_rows(data.slice(half), where)]
+        assert found == expected
 
 
 @pytest.mark.parametrize(
