@@ -20,6 +20,7 @@ import polars as pl
 
 from feedline.commands.begin.init_plan import HeldOut
 from feedline.commands.begin.quoting import column_expr, string_literal
+from feedline.expressions.moments import python_values
 from feedline.profiling.table_facts import PartitionKey, TableFacts
 
 SHARE, MOST = 0.1, 0.5  # of the rows: sought, and accepted
@@ -104,11 +105,10 @@ def by_time(name: str, times: pl.Series, share: float, rows: int) -> HeldOut | N
     index = late_border(sizes, share, fewest_held_out(rows) / max(rows, 1) * len(times))
     if index is None:
         return None
-    try:
-        border = counts[times.name][index]
-        last = counts[times.name][-1]
-    except (ValueError, OverflowError):  # beyond the years that Python's calendar has
-        return None
+    ends = counts[times.name][[index, len(counts) - 1]]
+    if ends.dtype.is_temporal() and not all("0001-02" < text < "9999-12" for text in python_values(ends)):
+        return None  # beyond the years that Python's calendar has, in some zone
+    border, last = ends
     if isinstance(border, datetime) and isinstance(last, datetime):
         rounded = _rounded(border, last - border)
         late = int((times >= rounded).sum())

@@ -117,3 +117,13 @@ def test_a_hash_of_an_id_or_of_a_session_of_many_values_or_of_the_place():
     assert by_hash(table(few, many), "kind").sample == {"fraction": 0.9}
     assert by_hash(table(few, many, name), "visit").sample == {"fraction": 0.9, "key": ["visit"]}
     assert by_hash(table(few, many, name, rows=2_000), None).sample == {"fraction": 0.8, "key": ["id"]}
+
+
+@pytest.mark.parametrize("kind", [pl.Date, pl.Datetime("ms"), pl.Datetime("us", "Asia/Tokyo")])
+def test_times_beyond_python_s_calendar_hold_nothing_out(kind: pl.DataType):
+    per_day = {pl.Date: 1, pl.Datetime("ms"): 86_400_000}.get(kind, 86_400_000_000)
+    days = pl.Series("t", [0, 0, 0, 5_000_000] * 500) * per_day
+    times = (days.cast(pl.Int32) if kind == pl.Date else days).cast(kind)
+    assert by_time("t", times, 0.25, 2_000) is None
+    near = (days // per_day).clip(0, 1) * per_day
+    assert by_time("t", (near.cast(pl.Int32) if kind == pl.Date else near).cast(kind), 0.25, 2_000) is not None
