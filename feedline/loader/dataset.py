@@ -41,7 +41,7 @@ from feedline.loader.tensors.keyed_columns import check_chosen
 from feedline.loader.tensors.torchrec_tensors import register_pipelineable
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, PlanFacts, RebaseRequest
-from feedline.native.kernels import missing_kernels
+from feedline.native.kernels import warn_of_missing_kernels
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.chosen_features import choose_features
 from feedline.spec.sections import MAX_INT
@@ -130,8 +130,8 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
             *data_rank_of(data_rank, data_world_size, mesh),
         )
         print_ranks(self._ranks)
-        if not self._ranks.local_rank and (complaint := missing_kernels()):
-            warnings.warn(complaint, UserWarning, stacklevel=2)
+        if not self._ranks.local_rank:
+            warn_of_missing_kernels()
         self._sparse_features, self._pid = sparse_features or SparseFeatures(), _process_id
         access = feeder_access(self._spec, self._ranks, self._group)
         self._pinning = Pinning(self._ranks.local_rank)

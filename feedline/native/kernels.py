@@ -9,7 +9,9 @@ import os
 import shutil
 import sys
 import sysconfig
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from feedline.native import parquet, ring, rows
@@ -36,6 +38,13 @@ def missing_kernels() -> str:
         f"the same, and tables with lists are read 2.4 times as slowly. Install a C compiler and Python's headers (on "
         f"Debian and Ubuntu: apt install gcc python3-dev), then Feedline again (make install)"
     )
+
+
+@cache
+def warn_of_missing_kernels() -> None:
+    """Warn once per process, at the caller's caller."""
+    if complaint := missing_kernels():
+        warnings.warn(complaint, UserWarning, stacklevel=3)
 
 
 def missing_tools() -> list[str]:

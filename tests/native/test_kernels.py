@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 
 from feedline.native import kernels, parquet, ring, rows
-from feedline.native.kernels import KERNELS, compiled_kernels, kernels_text, main, missing_kernels, missing_tools
+from feedline.native.kernels import (
+    KERNELS,
+    compiled_kernels,
+    kernels_text,
+    main,
+    missing_kernels,
+    missing_tools,
+    warn_of_missing_kernels,
+)
 
 
 @pytest.fixture(params=[(), ("ring",), tuple(KERNELS)], ids=["none", "ring", "all"])
@@ -33,6 +42,15 @@ def test_missing_kernels_are_said_with_a_remedy(there: tuple[str, ...], capsys: 
         assert "apt install gcc python3-dev" in printed
     else:
         assert printed == ""
+
+
+def test_a_process_is_warned_once(there: tuple[str, ...]):
+    warn_of_missing_kernels.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            warn_of_missing_kernels()
+    assert [str(each.message) for each in caught] == ([missing_kernels()] if missing_kernels() else [])
 
 
 @pytest.mark.parametrize("compiler", ["cc-1", "no-such-compiler"])
