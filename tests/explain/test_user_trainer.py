@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from begun_plans import planned
 from pipelines import Place, furnished
 from profiles import binary, column, table
 
-from feedline.commands.begin.init_plan import Choices
-from feedline.commands.begin.plan_pipeline import plan_pipeline
 from feedline.commands.begin.train_script import train_script
 from feedline.commands.run import RunRequest, feeder_accesses
 from feedline.errors import FeedlineError, SpecError
@@ -95,7 +94,7 @@ def test_modules_that_do_not_have_a_step_are_refused(place: Place):
 @pytest.mark.nightly  # torch compiles nothing, but imports for seconds what could
 def test_the_program_that_init_writes_has_a_step(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "inductor"))
-    plan = plan_pipeline(table(binary("clicked"), column("dense_0")), Choices(label="clicked"), table="t")
+    plan = planned(table(binary("clicked"), column("dense_0")), label="clicked")
     (place.folder / "own_program.py").write_text(train_script(plan))
     features = {"dense": {"dense_0": [{"fill_null": 0}]}, "label": {"clicked": []}}
     trainer = UserTrainer.of("own_program:train_step")
