@@ -51,8 +51,8 @@ NEVER = {("fitting", "service")}  # fits are handed their Dask workers
 # The same inside the packages that consist of packages.
 INSIDE = {
     "warehouse": [
-        {"storage", "synthetic"},
-        {"cache"},
+        {"storage"},
+        {"cache", "synthetic"},
         {"parquet"},
         {"discovery"},
         {"snapshot"},

@@ -321,7 +321,8 @@ def test_values_of_all_kinds_and_of_none(tmp_path: Path):
     assert (ranges["nothing"], ranges["day"]) == (None, (0, 1))
     for name in names[:-1]:
         held = frame[name].dropna()
-        assert ranges[name] == (held.min(), held.max())
+        bounds = (held.min(), held.max())
+        assert ranges[name] == (tuple(each.isoformat() for each in bounds) if name == "at" else bounds)
     assert ranges["word"][0] == "b"
     pq.write_table(table, tmp_path / "day=1" / "f.parquet", write_statistics=False)
     assert set(value_ranges(take_snapshot(str(tmp_path)), [*names, "nothing"])) == {"day"}

@@ -28,6 +28,7 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError
 from feedline.progress import report_progress
+from feedline.warehouse.discovery.file_suffixes import is_parquet_name, no_parquet_error
 from feedline.warehouse.discovery.links import LISTING, Walk, links_among, refuse_same_files, walk
 from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition, table_order, typed_columns
@@ -49,14 +50,7 @@ from feedline.warehouse.storage.retry import is_local, with_retries
 
 logger = logging.getLogger(__name__)
 
-_SUFFIXES = (".parquet", ".parq", ".pq")
 _MAGIC = re.compile(r"[*?\[]")
-# How Polars reads files of text, as they come beside or instead of Parquet.
-_TEXTS = {
-    **dict.fromkeys((".csv", ".csv.gz", ".csv.zst", ".txt", ".data"), "scan_csv"),
-    **dict.fromkeys((".jsonl", ".ndjson"), "scan_ndjson"),
-    **dict.fromkeys((".feather", ".arrow", ".ipc"), "scan_ipc"),
-}
 _SUMMARIES = ("_metadata", "_common_metadata")  # as Spark, Dask and pyarrow write them beside a table's files
 _MARKER = "_SUCCESS"  # the file that Spark and Hadoop write last
 
@@ -146,7 +140,7 @@ def discover(
     infos = {info.path: info for entry in entries for info in entry.files}
     ignored = sorted({path for entry in entries for path in entry.ignored})
     if not infos:
-        raise _no_parquet_error(redact(first.uri), ignored)
+        raise no_parquet_error(redact(first.uri), ignored)
     _refuse_files_with_log(entries, infos, named=isinstance(table, str) and not entries[0].is_folder)
     for uri, entry in zip(uris, entries, strict=True):
         for name in entry.apart:
@@ -254,7 +248,7 @@ def _folder(location: Location, apart: Mapping[str, str], pattern: str = "") -> 
             markers[folder] = -1 if info.mtime_ns is None else info.mtime_ns
         if hidden[folder] or is_hidden(info.base_name):
             continue
-        if not _is_parquet_name(info.base_name):
+        if not is_parquet_name(info.base_name):
             ignored.append(info.path)
             continue
         if local and info.type != pafs.FileType.File:
@@ -335,12 +329,6 @@ def _split_glob(uri: str) -> tuple[str, str]:
     return uri, ""
 
 
-def _is_parquet_name(name: str) -> bool:
-    if name.endswith("_$folder$"):  # Hadoop's marker of a folder on an object store
-        return False
-    return name.lower().endswith(_SUFFIXES) or "." not in name
-
-
 def _relative(path: str, root: str) -> str:
     return path[len(root) :].lstrip("/") if root else path
 
@@ -405,31 +393,4 @@ def _not_apart_error(name: str, folder: str, table: str) -> TableArgumentError:
     return TableArgumentError(
         f"{name} lies in the table: got {redact(folder)}, whose files {redact(table)} would read as rows, expected a "
         "folder beside the table, or one with a hidden name. Move it, or begin its name with a dot"
-    )
-
-
-def _no_parquet_error(where: str, ignored: list[str]) -> TableNotFoundError:
-    if not ignored:
-        return TableNotFoundError(f"{where} is empty: expected at least one Parquet file below it")
-    example = ignored[0].rpartition("/")[2]
-    if remedy := _remedy_of_suffix(example):
-        found = f"got {len(ignored)} files with other suffixes ({example})"
-        return TableNotFoundError(f"{where} holds no Parquet file: {found}. {remedy}")
-    return TableNotFoundError(
-        f"{where} holds no Parquet file: got {len(ignored)} files with other suffixes ({example}), "
-        f"expected names ending in {', '.join(_SUFFIXES)}, or without a suffix"
-    )
-
-
-def _remedy_of_suffix(name: str) -> str:
-    """What makes a table of files like this one; empty where the name does not tell."""
-    lower = name.lower()
-    if any(f"{suffix}." in lower for suffix in _SUFFIXES):  # x.parquet.snappy
-        return "Rename them to end in .parquet, such as part-0.snappy.parquet, or list them one by one"
-    kind = next((reader for ends, reader in _TEXTS.items() if lower.endswith(ends)), None)
-    if kind is None:
-        return ""
-    return (
-        'Convert them: python -c "import polars; '
-        f'polars.{kind}({name!r}).sink_parquet({name.partition(".")[0] + ".parquet"!r})"'
     )

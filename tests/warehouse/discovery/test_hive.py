@@ -57,21 +57,6 @@ def test_a_summary_of_footers_is_no_table(name: str, tmp_path: Path) -> None:
         discover(str(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("part-0.parquet.snappy", r"Rename them to end in \.parquet"),
-        ("clicks.csv.gz", r"polars\.scan_csv\('clicks\.csv\.gz'\)\.sink_parquet\('clicks\.parquet'\)"),
-        ("clicks.ndjson", r"polars\.scan_ndjson\('clicks\.ndjson'\)"),
-        ("clicks.orc", r"expected names ending in \.parquet"),
-    ],
-)
-def test_files_that_are_no_parquet_say_what_to_do(name: str, remedy: str, tmp_path: Path) -> None:
-    touch(tmp_path, name)
-    with pytest.raises(TableNotFoundError, match=rf"got 1 files with other suffixes \({name}\).*{remedy}"):
-        discover(str(tmp_path))
-
-
 def test_a_folder_with_equals_signs_above_the_root_gives_no_key(tmp_path: Path) -> None:
     touch(tmp_path, "run=5/t/ds=2026-01-01/f.parquet")
     assert list(discover(str(tmp_path / "run=5" / "t")).partition) == ["ds"]
