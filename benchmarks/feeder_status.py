@@ -106,6 +106,7 @@ def _session(rank: int) -> Any:
         counters=counters,
         pace=pace,
         starved=False,
+        planning=None,
         load=lambda: counters.load(None, starved=False),
         streams=SimpleNamespace(held_bytes=10**9, plan=_PLAN),
         monitor=SimpleNamespace(

@@ -280,6 +280,7 @@ def test_the_json_schema_keeps_its_parts():
         "section cluster",
         "definition BatchSpec",  # balance, and buckets of lengths
         "definition SourceSpec",  # `format: auto`
+        "definition SampleSpec",  # `rest`
         "definition FitSpec",  # without `golden: synthetic`
         "definition feature",  # `dedup`
         "definition features_of_a_range",

@@ -49,8 +49,7 @@ def pack_pieces(pieces: Sequence[Piece]) -> Packed:
         len(pieces),
         tables,
         tuple(keys.values()),
-        zlib.compress(_END.join(fragment.path for fragment in fragments).encode()),
-        zlib.compress(_END.join(fragment.tag for fragment in fragments).encode()),
+        zlib.compress(_END.join([each.path for each in fragments] + [each.tag for each in fragments]).encode()),
         b"".join(fragment.footer_digest for fragment in fragments),
         zlib.compress(np.array(list(chain.from_iterable(numbers)), "<i8").tobytes()),
         tuple(fragment.excluded for fragment in fragments) if any(fragment.excluded for fragment in fragments) else (),
@@ -59,7 +58,8 @@ def pack_pieces(pieces: Sequence[Piece]) -> Packed:
 
 def unpack_pieces(packed: Packed) -> list[Piece]:
     """The pieces that `pack_pieces` packed."""
-    count, tables, keys, paths, tags, digests, compressed, excluded = packed
+    count, tables, keys, strings, digests, compressed, excluded = packed
+    texts = zlib.decompress(strings).decode().split(_END)
     values: list[int] = np.frombuffer(zlib.decompress(compressed), "<i8").tolist()
     columns = [values[start : start + count] for start in range(0, 10 * count, count)]
     sizes, mtimes, footers, skips, rows, table_of, key_of, digest_bytes, group_counts, proof_counts = columns
@@ -68,8 +68,8 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
     row_groups, expected = values[first : first + groups], values[first + groups : first + 2 * groups]
     proved = values[first + 2 * groups : first + 2 * groups + proofs]
     each = zip(
-        zlib.decompress(paths).decode().split(_END),
-        zlib.decompress(tags).decode().split(_END),
+        texts[:count],
+        texts[count:],
         _slices(digests, digest_bytes),
         _slices(row_groups, group_counts),
         _slices(expected, group_counts),

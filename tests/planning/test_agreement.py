@@ -298,7 +298,7 @@ def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
         ("another step on rank 1", "PlanError", ["epoch 0, step 4 on rank 1", "epoch 0, step 10 as on rank 0"]),
         ("another state on rank 1", "StateError", ["rank 1: ", "0" * 32, epochs[0]["state"]["plan"]]),
         ("another seed on rank 1", "PlanError", ["do not agree on the plan", "on rank 1", epochs[0]["state"]["plan"]]),
-        ("an error on rank 0", "PlanError", ["fewer rows than one global step"]),
+        ("an error on rank 0", "NoStepError", ["fewer rows than one global step"]),
     ):
         for scenes in said:
             assert scenes[scene]["error"] == error, scenes[scene]

@@ -128,7 +128,8 @@ def test_a_table_that_is_missing_or_empty(place: Place, tmp_path: Path):
 
 
 def test_a_work_dir_that_cannot_be_written(place: Place, table: Path):
-    path = pipeline_over(place, table, work_dir=str(table / "part=0" / "data.parquet" / "x"))
+    (place.folder / "file").touch()
+    path = pipeline_over(place, table, work_dir=str(place.folder / "file" / "x"))
     done = ended_here("plan", path)
     assert (done.returncode, "work_dir: cannot be written" in done.stderr) == (2, True), done.stderr
 

@@ -62,4 +62,5 @@ def _identity_inputs(
     not_stored = {*snapshot.partition_columns, SAMPLE_WEIGHT if sample is not None else ""}
     read = dict.fromkeys([*names, *([by] if by is not None else [])])
     stored = pa.schema([field_of(snapshot.schema, name) for name in read if name not in not_stored])
-    return stored, json.dumps([source.where, sample.model_dump() if sample is not None else None])
+    facts = None if sample is None else sample.model_dump(exclude=None if sample.rest else {"rest"})
+    return stored, json.dumps([source.where, facts])

@@ -19,7 +19,8 @@ def test_totals_are_those_of_the_scheduler(monkeypatch: pytest.MonkeyPatch):
         with monkeypatch.context() as patch:
             patch.setattr(versions, "INSTALLED", "2027.3.0")
             assert worker_totals(cluster.client) is None
-            assert (cluster.connection.workers(), cluster.connection.threads()) == (2, 6), "the scheduler is asked"
+            asked = lambda: (cluster.connection.workers(), cluster.connection.threads())  # noqa: E731
+            assert eventually(lambda: asked() == (2, 6)), "the scheduler is asked"
 
 
 def test_totals_are_read_without_a_question(monkeypatch: pytest.MonkeyPatch):

@@ -86,7 +86,9 @@ class SchedulerConnection:
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
         self._members: frozenset[str] = frozenset()
-        self._members_s = float("-inf")
+        self._members_s = float("-inf")  # when they were asked for last
+        self._answered_s = float("-inf")  # when those that answered last were asked for
+        self._over_s: float | None = None  # since when there has been no worker for longer than `wait_s`
         self._identity: Mapping[str, Any] = {}  # where Dask's client keeps none
         self._asking: Handle[None] | None = None
         self.number = self.lost = self.regained = 0
@@ -126,8 +128,14 @@ class SchedulerConnection:
             self._ask_members()
         verdict = self._outage.look(now_s, None if workers else "worker", waiting=waiting)
         self._say_whether_empty(verdict == "whole", now_s)
-        if verdict == "over" and not self._members:  # the totals are older
+        self._over_s = None if verdict != "over" else now_s if self._over_s is None else self._over_s
+        if self._over_s is not None and not self._members and self._has_asked_since(self._over_s, now_s):
             raise self._no_worker()
+
+    def _has_asked_since(self, since_s: float, now_s: float) -> bool:
+        """Whether the scheduler was asked for workers since then, and has answered or had the time: totals, and earlier
+        answers, do not have a worker that has just come."""
+        return self._answered_s >= since_s or now_s - since_s > _ANSWER_S
 
     def _say_whether_empty(self, has_workers: bool, now_s: float) -> None:
         """Say that there is no worker once that has lasted, since they follow a scheduler that is back; and its end."""
@@ -197,14 +205,14 @@ class SchedulerConnection:
             return None
         if self._asking is None or self._asking.done():
             self._members_s = self._clock()
-            self._asking = self._ask(self._update_members(self.client))
+            self._asking = self._ask(self._update_members(self.client, self._members_s))
         return self._asking
 
-    async def _update_members(self, client: Client) -> None:
+    async def _update_members(self, client: Client, asked_s: float) -> None:
         scheduler: Any = client.scheduler
         members = await _in_time(scheduler.ncores())
         if members is not None and client is self.client:
-            self._members = frozenset(members)
+            self._members, self._answered_s = frozenset(members), asked_s
         if worker_totals(client) is None:
             self._identity = await _in_time(scheduler.identity(n_workers=0)) or {}
 
