@@ -275,6 +275,8 @@ class _Builder:
         for item in tree.keywords:
             if item.arg is None:
                 raise Fault("`**` before an argument is refused", self._span(item))
+            if item.arg in keywords:  # which Python finds only when it compiles
+                raise Fault(f"`{item.arg}` is given twice: expected it once", self._span(item))
             keywords[item.arg] = self._argument(item.value)
         return Call(name=name, arguments=arguments, keywords=keywords, span=self._span(tree))
 

@@ -65,6 +65,7 @@ REFUSED = {
     "(yield x)": "the word `yield` is not allowed",
     "when(*x)": "`*` before a value is refused",
     "when(**x)": "`**` before an argument is refused",
+    "x.clip(lower_bound=0, lower_bound=1)": "`lower_bound` is given twice: expected it once",
     "x()()": "only functions and methods of the language can be called",
     "x[0](1)": "only functions and methods of the language can be called",
     "x()": "the language has no function `x`",
