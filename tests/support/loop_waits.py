@@ -45,6 +45,7 @@ _OF_FILES = {
 }
 _OF_SOCKETS = {"connect", "accept", "recv", "recv_into", "sendall", "getaddrinfo"}
 _HERE = Path(feedline.__file__).parent
+_NATIVE = str(_HERE / "native")  # whose functions in Python pass MSG_DONTWAIT, as those in C do
 _STORES = str(_HERE / "warehouse" / "storage")
 # The kernel's files below /proc and /sys; descriptors of memory.
 _NO_MOUNTS = (str(_HERE / "resources"), str(_HERE / "loader" / "ring"))
@@ -97,9 +98,9 @@ def _waits(function: Any, frame: FrameType) -> bool:
     owner = getattr(function, "__self__", None)
     if type(owner).__name__ == "SimpleQueue":
         return name == "get"
-    return (module == "time" and name == "sleep") or (
-        name in _OF_SOCKETS and type(owner).__module__ in ("socket", "_socket") and owner.gettimeout() != 0
-    )
+    if name in _OF_SOCKETS and type(owner).__module__ in ("socket", "_socket"):
+        return owner.gettimeout() != 0 and not frame.f_code.co_filename.startswith(_NATIVE)
+    return module == "time" and name == "sleep"
 
 
 def _words(frame: FrameType, call: str) -> str:

@@ -110,6 +110,7 @@ def test_a_prefix_of_the_page_before_is_refused_by_both():
         arrow_table(content)
 
 
+@kernel
 def test_chunks_of_old_parquet_mr_may_be_longer_than_their_size():
     """By the header of the dictionary's page: as many bytes are read behind them, by pyarrow alone."""
     table = pa.table({"v": [7, 8, 8], "w": [1, 2, 3]})
