@@ -16,6 +16,8 @@ from distributed import Client
 from pipelines import Place, eventually, furnished
 from processes import feedline, free_port, running
 
+from feedline.loader.ring.status_files import live_statuses
+
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
@@ -86,3 +88,4 @@ def test_a_job_that_is_killed_leaves_nothing(place: Place):
         print("the worker's MB after each job:", [each >> 20 for each in memory])
         assert files[-1] == files[0], "what Dask has there"
         assert memory[-1] - memory[2] < 20 * 2**20
+    assert not live_statuses(), "which removes the file of the last feeder: its parent was killed, too"
