@@ -47,7 +47,9 @@ class SchedulerWatch:
         while True:
             await asyncio.sleep(_EVERY_S)
             stream = self._worker.batched_stream
-            if stream is None or stream.closed() or await self._is_heard() or stream.closed():
+            if stream is None or stream.comm is None:  # not registered yet
+                continue
+            if stream.closed() or await self._is_heard() or stream.closed():
                 continue
             logger.warning(
                 "the scheduler has not answered worker %s for %.0f s, although their connection is open: the worker "

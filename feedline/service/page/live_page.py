@@ -7,7 +7,9 @@ first; each of them is sent what has changed since.
 from __future__ import annotations
 
 import importlib.resources
+import logging
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,12 +71,24 @@ def add_page(scheduler: Scheduler, path: str, statuses: Callable[[], Sequence[Fe
     tabs, tab = variables["pages"], path.strip("/")  # all pages of this scheduler share the list; no setting adds to it
     if tab not in tabs and allow("a tab of its page in Dask's dashboard"):
         tabs.insert(0, tab)
+    for name in ("tornado.application", "bokeh.server.protocol_handler"):
+        logging.getLogger(name).addFilter(_is_news)
     page = LivePage(statuses)
     application: Any = BokehApplication({path: page.open}, scheduler, prefix="", template_variables=variables)
     server: Any = scheduler
     server.http_application.add_application(application)
     application.initialize(IOLoop.current())
     application.start()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not a viewer that left while Bokeh answered it: its ping and its websocket notice, and whichever comes second
+    asserts that there still is a session, which is logged with 25 lines of traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, AssertionError) or error.__traceback__ is None:
+        return True
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return (frame.f_globals.get("__name__"), frame.f_code.co_name) != ("bokeh.server.connection", "session")
 
 
 class LivePage:

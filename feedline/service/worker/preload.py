@@ -25,6 +25,7 @@ from distributed import Nanny, Status, Worker
 
 from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
+from feedline.service.log_lines import drop_echoes
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.service.worker.watched_worker import leave_worker, watch_worker
 from feedline.service.worker_cores import report_cores
@@ -40,6 +41,7 @@ async def dask_setup(node: Worker | Nanny) -> None:
     if isinstance(node, Nanny):
         _on_signal(lambda: _ask_to_leave(node))
         return
+    drop_echoes()
     limit_s = float(parse_timedelta(dask.config.get("feedline.worker.drain", DRAIN_S)))
     report_cores(node)
     SchedulerWatch(node)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed._async_taskgroup import AsyncTaskGroup
 from pipelines import eventually
 from schedulers import local_cluster
 
@@ -33,6 +36,33 @@ def test_the_scheduler_answers_and_the_worker_stays(monkeypatch: pytest.MonkeyPa
         assert eventually(lambda: len(heard) >= 3)
         assert heard[:3] == ["feedline-echo-0", "feedline-echo-1", "feedline-echo-2"]
         assert worker.status.name == "running"
+
+
+def test_a_worker_that_is_not_registered_yet_is_asked_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scheduler_watch, "_EVERY_S", 0.001)
+    looks: list[int] = []
+
+    class Unregistered:
+        """A stream that waits for its connection. A worker has it from its start."""
+
+        @property
+        def comm(self) -> None:
+            looks.append(1)
+
+        def closed(self) -> None:
+            return None
+
+    worker: Any = SimpleNamespace(
+        batched_stream=Unregistered(), stream_handlers={"free-keys": None}, _ongoing_background_tasks=AsyncTaskGroup()
+    )
+
+    async def watch() -> None:
+        SchedulerWatch(worker)
+        while len(looks) < 3:  # a failure of the task would end the looking
+            await asyncio.sleep(0)
+        await worker._ongoing_background_tasks.stop()
+
+    asyncio.run(asyncio.wait_for(watch(), 60))
 
 
 def test_another_version_of_dask_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging.handlers
+import queue
+import re
 import subprocess
 import sys
 import time
 from urllib.request import urlopen
 
 import pytest
+from bokeh.server.views.ws import WSHandler
 from page_statuses import status_at
 from pipelines import eventually
 from served_page import served_page
+from tornado.websocket import WebSocketClosedError
+from websocket import create_connection
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_is_in_the_menu_of_dask():
@@ -46,6 +53,40 @@ def test_statuses_are_asked_for_once_a_second_for_all_viewers(monkeypatch: pytes
         for _ in range(3):
             urlopen(address, timeout=60).close()
         assert len(asked) == 1
+
+
+def test_a_tab_that_is_closed_while_it_is_answered_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    """Bokeh's ping finds its connection gone; what else finds it then has no session. Other errors are logged."""
+    lost, logged = [], logging.handlers.QueueHandler(queue.SimpleQueue())
+    records: queue.SimpleQueue[logging.LogRecord] = logged.queue  # type: ignore[assignment]
+
+    def ping(handler: WSHandler, data: bytes) -> None:
+        lost.append(handler)
+        raise WebSocketClosedError
+
+    loggers = [logging.getLogger(name) for name in ("tornado.application", "bokeh.server.protocol_handler")]
+    with served_page(lambda: [status_at(1)]) as address, contextlib.ExitStack() as stack:
+        with urlopen(address, timeout=60) as answer:
+            token = re.search('"token":"([^"]+)"', answer.read().decode())
+        assert token is not None
+        monkeypatch.setattr(WSHandler, "ping", ping)
+        for logger in loggers:
+            logger.addHandler(logged)
+            stack.callback(logger.removeHandler, logged)
+        socket = create_connection(f"{address.replace('http', 'ws')}/ws", subprotocols=["bokeh", token[1]], timeout=60)
+        eventually(lambda: lost and lost[0].connection._session is None)
+        for part in ('{"msgid": "1", "msgtype": "PULL-DOC-REQ"}', "{}", "{}"):
+            socket.send(part)
+        socket.shutdown()
+        eventually(lambda: lost[0]._on_close_called)
+        for logger in loggers:
+            try:
+                assert not logger.name
+            except AssertionError:
+                logger.exception("another")
+        found = [records.get(timeout=60).getMessage() for _ in loggers]
+    assert [each.partition("\n")[0] for each in found] == ["another"] * 2
+    assert records.empty()
 
 
 @pytest.mark.nightly  # a session lives for 15 s without a viewer
