@@ -2,7 +2,7 @@
 
 Runs in: the feeder, about once a second. Pure. Neither number changes which rows a block or a batch holds. The window
 grows, and shrinks for want of memory, at once; otherwise it is the largest that any of the last `PATIENCE` measurements
-called for. See docs/decisions/0019-window-and-memory.md.
+called for. After a want of memory it grows into four fifths of the room. See docs/decisions/0019-window-and-memory.md.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from feedline.service.cluster.recent import Recent
 
-# Measurements that a shrunken need must outlast.
-PATIENCE = 10
+# Measurements that a smaller need must outlast: two minutes. With ten seconds, the window alternated between two sizes
+# at a pace that lay between them.
+PATIENCE = 120
+# Measurements that more room must outlast, and the share of it into which a window grows again: free memory varies.
+_ROOM_PATIENCE, _SPARE = 10, 0.8
 # Blocks ahead of the open ones, per thread: to keep the workers busy, and where single blocks are so
 # slow that a reserve of finished ones is needed.
 _BUSY, _MOST = 2, 4
@@ -36,6 +40,7 @@ _SLOTS, _MOST_SLOTS = 4, 32
 _LOOP_PAUSE_S = 0.02
 # Clocks tell no shorter step.
 _LEAST_STEP_S = 1e-9
+_ENDLESS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +64,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A number of blocks in flight and of ring slots, and what decided them. before: the blocks of the last one."""
+    """A number of blocks in flight and of ring slots, and what decided them. is_short: memory had no room for more.
+    before: the blocks of the last one."""
 
     blocks: int
     slots: int
     reason: str
+    is_short: bool = False
     before: int | None = None
 
     def describe(self, slots: int) -> str:
@@ -82,17 +89,38 @@ class WindowLimits:
     fixed_blocks: int | None = None
 
 
-def decide_window(loads: Sequence[Load], limits: WindowLimits) -> Decision:
-    """The decision after these measurements, the last of which is the newest; earlier than `PATIENCE` are ignored."""
-    recent = loads[-PATIENCE:]
-    slots = max(_slots(load) for load in recent)
+class WindowNeed(NamedTuple):
+    """What one measurement calls for: blocks, and slots of the ring. room: the blocks that memory has room for; spare:
+    in four fifths of it."""
+
+    blocks: int
+    reason: str
+    room: int
+    spare: int
+    room_reason: str
+    slots: int
+
+
+def need_of(load: Load, limits: WindowLimits) -> WindowNeed:
+    """What a measurement calls for."""
     if limits.fixed_blocks is not None:
-        return Decision(blocks=limits.fixed_blocks, slots=slots, reason="cluster.window")
-    blocks, reason = max((_needed(load, limits) for load in recent), key=lambda need: need[0])
-    room, why = min((_room(load, limits) for load in recent), key=lambda room: room[0])
-    if room < blocks:
-        return Decision(blocks=room, slots=slots, reason=why)
-    return Decision(blocks=blocks, slots=slots, reason=reason)
+        return WindowNeed(limits.fixed_blocks, "cluster.window", _ENDLESS, _ENDLESS, "", _slots(load))
+    (blocks, reason), (room, spare, room_reason) = _needed(load, limits), _room(load, limits)
+    return WindowNeed(blocks, reason, room, spare, room_reason, _slots(load))
+
+
+def decide_window(needs: Sequence[WindowNeed], last: Decision | None = None) -> Decision:
+    """The decision after these measurements, the last of which is the newest; earlier than `PATIENCE` are ignored.
+    last: the decision before it."""
+    recent = needs[-PATIENCE:]
+    slots, need = max(each.slots for each in recent), max(recent, key=lambda each: each.blocks)
+    tight = min(recent[-_ROOM_PATIENCE:], key=lambda each: each.room)
+    blocks = min(need.blocks, tight.room)
+    if last is not None and last.is_short and blocks > last.blocks:
+        blocks = max(last.blocks, min(blocks, tight.spare))
+    is_short = blocks < need.blocks
+    reason = tight.room_reason if is_short else need.reason
+    return Decision(blocks=blocks, slots=slots, reason=reason, is_short=is_short)
 
 
 def window_bounds(open_blocks: int, threads: int, block_bytes: int, fixed_blocks: int | None) -> tuple[int, int]:
@@ -133,16 +161,16 @@ def _is_behind(load: Load) -> bool:
     return load.block_s * load.blocks_per_step >= load.threads * load.step_s
 
 
-def _room(load: Load, limits: WindowLimits) -> tuple[int, str]:
-    """The blocks that memory has room for, at least those from which a step is cut."""
+def _room(load: Load, limits: WindowLimits) -> tuple[int, int, str]:
+    """The blocks that memory has room for, and those in four fifths of it; at least those from which a step is cut."""
     if not load.block_bytes:
-        return 2**31, ""
+        return _ENDLESS, _ENDLESS, ""
     free_bytes = load.held_bytes + max(0, load.available_bytes - _RESERVE_BYTES)
     nbytes = min(limits.memory_bytes, free_bytes)
     source = "`memory`" if limits.memory_bytes <= free_bytes else "this machine's free memory"
-    return max(limits.open_blocks, nbytes // load.block_bytes), (
-        f"{source} has room for {nbytes / 1e6:,.0f} MB of blocks of up to {load.block_bytes / 1e6:,.0f} MB"
-    )
+    room, spare = nbytes // load.block_bytes, int(_SPARE * nbytes) // load.block_bytes
+    reason = f"{source} has room for {nbytes / 1e6:,.0f} MB of blocks of up to {load.block_bytes / 1e6:,.0f} MB"
+    return max(limits.open_blocks, room), max(limits.open_blocks, spare), reason
 
 
 def _slots(load: Load) -> int:
@@ -160,7 +188,8 @@ class Window:
         self.limits = limits
         self.decision: Decision | None = None
         self.in_flight = 0
-        self._loads: deque[Load] = deque(maxlen=PATIENCE)
+        self._needs: deque[WindowNeed] = deque(maxlen=PATIENCE)
+        self._knows_pace = False
         self._block_s = Recent()
         self._largest_bytes = 0
 
@@ -172,7 +201,7 @@ class Window:
     @property
     def knows_pace(self) -> bool:
         """Whether the trainer's pace was known at the last measurement."""
-        return bool(self._loads) and self._loads[-1].step_s > 0
+        return self._knows_pace
 
     @property
     def block_s(self) -> float:
@@ -193,8 +222,9 @@ class Window:
             held_bytes=held_bytes,
             available_bytes=available_bytes,
         )
-        self._loads.append(load)
-        last, self.decision = self.decision, decide_window(tuple(self._loads), self.limits)
+        self._needs.append(need_of(load, self.limits))
+        self._knows_pace = step_s > 0
+        last, self.decision = self.decision, decide_window(tuple(self._needs), self.decision)
         is_same = last is not None and (last.blocks, last.slots) == (self.decision.blocks, self.decision.slots)
         return None if is_same else replace(self.decision, before=None if last is None else last.blocks)
 
