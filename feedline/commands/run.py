@@ -30,6 +30,7 @@ from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import FeederAccess, FeederCommand, HostLaunch, feeder_command
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.loader.wire.facts import BadFileFacts, BlockStats, FeederEvent, FeederStats, Hello, PlanFacts, SourceFacts
+from feedline.loader.wire.run_status import planning_state
 from feedline.native.kernels import compiled_kernels, missing_kernels
 from feedline.resources.cgroups import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
@@ -275,7 +276,7 @@ def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankVie
 def _drain_state(view: DrainProgress) -> str:
     if view.done:
         return "stopped" if view.stopped else "done"
-    return "feeding" if view.batches else "planning"
+    return planning_state(view.planning) if view.planning is not None or not view.batches else "feeding"
 
 
 def trainer_view(rank: RankReports, recent: RecentRates, epochs: int) -> RankView:
@@ -286,7 +287,7 @@ def trainer_view(rank: RankReports, recent: RecentRates, epochs: int) -> RankVie
     )
     change = recent.add(counters)
     waiting = max(("feeder", change.feeder), ("trainer", change.trainer), key=itemgetter(1))
-    state = "feeding" if rank.planning is None else "planning"
+    state = "feeding" if rank.planning is None else planning_state(rank.planning)
     return RankView(
         rank=rank.rank,
         state=state if rank.trainer else "waiting",

@@ -15,7 +15,7 @@ from feedline.explain.explanation import Explanation, RankSamples
 from feedline.loader.limits.capacities import capacity_of
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.loader.wire.facts import FeederStats
-from feedline.loader.wire.run_status import FeederStatus, RankStatus
+from feedline.loader.wire.run_status import FILES_PHASE, FeederStatus, RankStatus
 from feedline.progress import report_progress
 from feedline.spec import PipelineSpec
 
@@ -35,7 +35,7 @@ def watch_feeders(
     """Watch the feeders of a job for some seconds. statuses: of all feeders of this host; job: the name that those of
     the pipeline have.
 
-    Raises PlanError if no feeder of it feeds a trainer.
+    Raises PlanError if no feeder of it feeds a trainer, or all of its trainers wait for files to land.
     """
     seen: dict[str, list[FeederStatus]] = {}
     waited_s = 0.0
@@ -52,6 +52,11 @@ def watch_feeders(
         report_progress("watching", int(waited_s), math.ceil(seconds), "s")
         pause(_LOOK_S)
         waited_s += _LOOK_S
+    if all(rank.state == FILES_PHASE for history in seen.values() for rank in history[-1].ranks if rank.trainer):
+        raise PlanError(
+            f"there is nothing to explain: got a run of {spec.name} that waits for files to land, expected one that is "
+            "fed. `feedline plan` lists what has landed; attach again when its next epoch has begun, or give --last"
+        )
     ranks = [each for history in seen.values() for each in _ranks_of(spec, history, store_bytes_per_s)]
     return _explanation(spec, "running", ranks, stopped=stop())
 

@@ -75,6 +75,12 @@ def test_an_interrupt_explains_what_was_seen() -> None:
     assert (found.seconds, found.stopped) == (3.0, True)
 
 
+def test_a_run_that_waits_for_files_has_nothing_to_explain() -> None:
+    waiting = replace(rank(0, 1000, 0.0), state="waiting for files")
+    with pytest.raises(PlanError, match=r"nothing to explain: got a run of .* that waits for files to land, expected"):
+        watch_feeders(SPEC, "job", lambda: [status(1.0, waiting)], seconds=0.0, stop=lambda: False)
+
+
 def test_a_new_trainer_begins_new_samples() -> None:
     first, second = status(1.0, rank(0, 1000, 0.0)), status(2.0, rank(0, 100, 0.0, trainer=78))
     seen = iter([first, second, *[status(3.0, rank(0, 1100, 0.5, trainer=78))] * 9])

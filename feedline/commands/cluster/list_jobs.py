@@ -16,7 +16,7 @@ from feedline.commands.arguments.pipeline_arguments import AsJson
 from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.commands.display.consoles import console_on
 from feedline.service.cluster.connection.job_listing import JobListing, list_jobs
-from feedline.service.scheduler.job_progress import JobProgress, progress_by_job
+from feedline.service.scheduler.job_progress import JobProgress, progress_by_job, states_by_job
 from feedline.service.scheduler.job_rows import JobRow, job_rows
 
 
@@ -34,7 +34,8 @@ def jobs(
     if as_json:
         cluster = {"workers": listing.workers, "threads": listing.threads}
         progress = {job: asdict(each) for job, each in progress_by_job(listing.statuses).items()}
-        listed = [{**asdict(row), "progress": progress.get(row.job)} for row in rows]
+        states = states_by_job(listing.statuses)
+        listed = [{**asdict(row), "state": states.get(row.job), "progress": progress.get(row.job)} for row in rows]
         print(json.dumps({**cluster, "jobs": listed}))
     else:
         console_on().print(jobs_table(listing, rows), highlight=False)
@@ -63,8 +64,9 @@ def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
     ):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    progress = progress_by_job(listing.statuses)
+    progress, states = progress_by_job(listing.statuses), states_by_job(listing.statuses)
     for row in rows:
+        state = states.get(row.job, "feeding")
         counts = (row.hosts, row.ranks)
         numbers = (row.blocks_per_s, row.threads, row.fair_threads)
         table.add_row(
@@ -76,7 +78,7 @@ def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
             f"{row.route_workers}" if row.route_workers < listing.workers else "all",
             f"{row.wait_fraction:.0%}",
             *_progress_cells(progress.get(row.job)),
-            "starved" if row.starved else "",
+            state if state != "feeding" else "starved" if row.starved else "",
         )
     return table
 

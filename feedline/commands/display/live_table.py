@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedline.commands.display.progress_line import PhasePace, format_duration, progress_text
+from feedline.loader.wire.run_status import FILES_PHASE
 from feedline.progress import Progress
 
 _REDRAWS_PER_S = 4  # on a terminal
@@ -139,7 +140,7 @@ class LiveTable:
                     self._console.print(text, highlight=False, soft_wrap=True)
 
     def _display(self, views: Sequence[RankView], now_s: float) -> RenderableType:
-        if any(view.state != "planning" for view in views):
+        if any(view.state not in ("planning", FILES_PHASE) for view in views):
             return display(self._console, self._title, views)
         progress = next((view.planning for view in views if view.planning is not None), None)
         if progress is None:
@@ -182,7 +183,10 @@ def _table(title: str, views: Sequence[RankView]) -> Table:
 def line(view: RankView) -> str:
     """Render a rank in one full line, for output other than a terminal."""
     if not view.is_fed:
-        return f"rank {view.rank} {view.state}" + ("" if view.planning is None else f": {view.planning.text()}")
+        if view.planning is None:
+            return f"rank {view.rank} {view.state}"
+        is_phase = view.state == view.planning.phase
+        return f"rank {view.rank} {view.state}: {view.planning.amount() if is_phase else view.planning.text()}"
     eta = "" if view.remaining_s is None else f", ETA {format_duration(view.remaining_s)}"
     fill = "" if view.ring_fill is None else f", ring {view.ring_fill:.0%} full"
     waits = f", {view.waits} waits" if view.waits else ""

@@ -6,11 +6,25 @@ processes that show it. Pure; no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from feedline.loader.wire.facts import FeederStats
+from feedline.progress import Progress
+
+FILES_PHASE: Literal["waiting for files"] = "waiting for files"  # of the progress of a plan, while it waits
+
+
+def planning_state(progress: Progress | None) -> Literal["planning", "waiting for files"]:
+    """The state of a rank whose plan is not there yet, with this progress."""
+    return FILES_PHASE if progress is not None and progress.phase == FILES_PHASE else "planning"
+
+
+def state_of_ranks(states: Iterable[str]) -> str:
+    """The state that says most of the ranks of a job: "feeding" if any is fed."""
+    order = ("feeding", FILES_PHASE, "planning", "waiting", "ended")
+    return min(states, key=order.index, default="waiting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +55,17 @@ class PlanStatus:
 class RankStatus:
     """What a feeder does for one rank.
 
-    stats: its counts so far. stalled_s: seconds for which the trainer says it has waited for batches, beyond a stream's
-    first. step_s: median seconds per step that the trainer takes without waiting (0: unknown). starved: its next step
-    waits for a block. ready: batches in the ring. held_bytes: of finished blocks. trainer: its process id (0: unknown).
+    state: a rank waits for its trainer, or for the files of a followed table that its next epoch reads. stats: its
+    counts so far. stalled_s: seconds for which the trainer says it has waited for batches, beyond a stream's first.
+    step_s: median seconds per step that the trainer takes without waiting (0: unknown). starved: its next step waits
+    for a block. ready: batches in the ring. held_bytes: of finished blocks. trainer: its process id (0: unknown).
     trainers: that have come so far. problems: values of delivered blocks that are null, not finite or unknown, and
     expectations that were broken, by kind. findings: warnings of the quality of features, the last ones last. error:
     that ended the last trainer. Neither quotes a value of a row.
     """
 
     rank: int
-    state: Literal["waiting", "planning", "feeding", "ended"]
+    state: Literal["waiting", "planning", "waiting for files", "feeding", "ended"]
     stats: FeederStats
     stalled_s: float = 0.0
     step_s: float = 0.0
@@ -63,6 +78,11 @@ class RankStatus:
     problems: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
     error: str = ""
+
+    @property
+    def awaits_plan(self) -> bool:
+        """Whether the plan of the epoch that its trainer asks for is not there yet."""
+        return self.state in ("planning", FILES_PHASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

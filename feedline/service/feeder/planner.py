@@ -22,6 +22,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from feedline.errors import PlanError
 from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.run_status import FILES_PHASE
 from feedline.planning.agreement import RunStart
 from feedline.planning.artifact_choice import fit_artifacts
 from feedline.planning.follow.next_border import NothingLandedError
@@ -147,7 +148,7 @@ class Planner:
         if waiting is None:
             return self._progress
         seconds = int(time.monotonic() - waiting.since_s)
-        return Progress(phase="waiting for files to land", done=seconds, total=None, unit="s")
+        return Progress(phase=FILES_PHASE, done=seconds, total=None, unit="s")
 
     def describe(self) -> str:
         """What the request under way is doing, and since when."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from feedline.loader.wire.run_status import FeederStatus, RankStatus
+from feedline.loader.wire.run_status import FILES_PHASE, FeederStatus, RankStatus
 from feedline.service.monitoring.metric import Metric, Sample, information, single
 
 _JOB: Mapping[str, Callable[[FeederStatus], str]] = {"pipeline": lambda status: status.job}
@@ -141,7 +141,12 @@ _OF_RANKS = (
     _rank(
         "trainer_attached",
         "1 while a trainer is connected.",
-        lambda rank: float(rank.state in ("planning", "feeding")),
+        lambda rank: float(rank.awaits_plan or rank.state == "feeding"),
+    ),
+    _rank(
+        "waiting_for_files",
+        "1 while the next epoch waits for files of a followed table to land.",
+        lambda rank: float(rank.state == FILES_PHASE),
     ),
     _rank("starved", "1 while the trainer's next step lacks a block.", lambda rank: float(rank.starved)),
     _rank("epoch", "Epoch that is delivered, from 0.", lambda rank: rank.stats.epoch),

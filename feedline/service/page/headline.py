@@ -15,7 +15,8 @@ from feedline.service.page.page_parts import Headline, duration_text
 
 _STATES = {
     "waiting": "The feeder waits for its trainers.",
-    "planning": "The plan is being made: files are listed, rows counted, files of a followed table waited for.",
+    "planning": "The plan is being made: files are listed, rows counted.",
+    "waiting for files": "The next epoch begins when files of the followed table have landed.",
     "ended": "The trainers have ended.",
 }
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.limits.run_facts import RunFacts
 from feedline.loader.wire.facts import BlockStats
-from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus
+from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus, state_of_ranks
 from feedline.service.page.status_history import RankRates, StatusHistory, ring_fill, workers_of
 
 # A rank is the straggler if its trainer waits for this much more of the time than the median rank's.
@@ -162,7 +162,7 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
     return JobView(
         job=job,
         first=statuses[0],
-        state=_state(rows),
+        state=state_of_ranks(rank.state for rank in ranks),
         hosts=tuple(dict.fromkeys(status.host for status in statuses)),
         cores=sum(status.cores for status in statuses),
         cpu_s=sum(status.cpu_s for status in statuses),
@@ -280,7 +280,7 @@ def mark_stragglers(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
 def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) -> RankRow:
     stats, rates = rank.stats, history.rates(status.feeder, rank)
     left, epochs = None, status.epochs_known(stats.epoch)
-    if stats.steps and rank.state != "planning":
+    if stats.steps and not rank.awaits_plan:
         left = max(0, stats.steps - stats.step + max(epochs - stats.epoch - 1, 0) * stats.steps)
     eta_s = None
     if left is not None and rates is not None and rates.steps_per_s > 0:
@@ -305,9 +305,3 @@ def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) ->
         silent_s=history.silence_s(status.feeder),
         error=rank.error,
     )
-
-
-def _state(rows: Sequence[RankRow]) -> str:
-    """The state that most says of the job: "feeding" if any rank is fed."""
-    states = {row.state for row in rows}
-    return next((state for state in ("feeding", "planning", "waiting", "ended") if state in states), "waiting")

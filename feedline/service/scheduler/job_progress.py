@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.loader.wire.run_status import FeederStatus, RankStatus
+from feedline.loader.wire.run_status import FeederStatus, RankStatus, state_of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,23 @@ class JobProgress:
 
 def progress_by_job(statuses: Sequence[FeederStatus]) -> dict[str, JobProgress]:
     """The progress of each job; none of one whose trainers have not begun."""
+    found = {job: _progress(members) for job, members in _by_job(statuses).items()}
+    return {job: each for job, each in found.items() if each is not None}
+
+
+def states_by_job(statuses: Sequence[FeederStatus]) -> dict[str, str]:
+    """The state that says most of each job."""
+    return {
+        job: state_of_ranks(rank.state for each in members for rank in each.ranks)
+        for job, members in _by_job(statuses).items()
+    }
+
+
+def _by_job(statuses: Sequence[FeederStatus]) -> dict[str, list[FeederStatus]]:
     by_job: dict[str, list[FeederStatus]] = {}
     for status in statuses:
         by_job.setdefault(status.job, []).append(status)
-    found = {job: _progress(members) for job, members in by_job.items()}
-    return {job: each for job, each in found.items() if each is not None}
+    return by_job
 
 
 def _progress(members: Sequence[FeederStatus]) -> JobProgress | None:

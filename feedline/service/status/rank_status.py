@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from feedline.loader.wire.run_status import PlanStatus, RankStatus, ReadPart
+from feedline.loader.wire.run_status import PlanStatus, RankStatus, ReadPart, planning_state
 from feedline.planning.plan import Plan
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.service.feeder.trainer_session import TrainerSession
@@ -21,11 +21,11 @@ from feedline.warehouse.selection.pruning_report import count_files, stages_of
 def rank_status(session: TrainerSession, plan: PlanStatus | None, *, trainer: int, trainers: int) -> RankStatus:
     """The status of the rank of a session. trainer: its process id; trainers: of this rank that have come so far."""
     counters, load = session.counters, session.load()
-    state: Literal["feeding", "planning", "waiting"] = "feeding"
-    if session.streams.plan is None:
-        state = "waiting" if session.global_rank is None else "planning"
-    elif session.planning is not None:  # of the next epoch of a followed table, whose files may not have landed
-        state = "planning"
+    state: Literal["feeding", "planning", "waiting for files", "waiting"] = "feeding"
+    if session.streams.plan is None and session.global_rank is None:
+        state = "waiting"
+    elif session.streams.plan is None or session.planning is not None:  # or of the next epoch of a followed table
+        state = planning_state(session.planning)
     return RankStatus(
         rank=-1 if session.rank is None else session.rank,
         state=state,

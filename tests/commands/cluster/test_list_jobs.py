@@ -65,5 +65,9 @@ def test_the_progress_of_a_job_is_shown_as_far_as_its_feeders_say():
     table = jobs_table(listing, job_rows([share]))
     cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
     assert (cells["step"], cells["left"], cells["lost"]) == ("1/3: 4/10", "0:00:52", "2")
+    waiting = replace(status, ranks=tuple(replace(rank, state="waiting for files") for rank in ranks))
+    waits = jobs_table(replace(listing, statuses=[waiting]), job_rows([share]))
+    flags = [next(iter(each.columns[-1].cells)) for each in (table, waits)]
+    assert flags == ["starved", "waiting for files"]
     before = jobs_table(replace(listing, statuses=[]), job_rows([share]))
     assert [next(iter(column.cells)) for column in before.columns[10:13]] == ["", "", ""]

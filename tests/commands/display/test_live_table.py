@@ -15,6 +15,7 @@ from feedline.commands.display.live_table import Counters, LiveTable, RankView, 
 from feedline.commands.run import drain_view, trainer_view
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats, FeederStats
+from feedline.loader.wire.run_status import FILES_PHASE
 from feedline.progress import Progress
 from feedline.service.drain import DrainProgress
 from feedline.service.feeder.supervisor import RankReports
@@ -54,9 +55,11 @@ def counters(rows: int, trainer_s: float = 0.0, feeder_s: float = 0.0) -> Counte
 
 
 def test_a_rank_that_waits_for_files_says_so_instead_of_its_last_step():
-    progress = Progress(phase="waiting for files to land", done=34, total=None, unit="s")
-    view = replace(VIEW, state="planning", step=100, planning=progress)
-    assert line(view) == "rank 0 planning: waiting for files to land: 34 s"
+    progress = Progress(phase=FILES_PHASE, done=34, total=None, unit="s")
+    view = trainer_view(RankReports(rank=0, trainer=7, planning=progress), RecentRates(), 1)
+    assert line(view) == "rank 0 waiting for files: 34 s"
+    view = replace(VIEW, state=view.state, step=100, planning=progress)
+    assert line(view) == "rank 0 waiting for files: 34 s"
     assert view.remaining_s is None
     assert "100/100" in line(replace(view, planning=None))
 

@@ -14,6 +14,7 @@ from pipelines import eventually
 
 from feedline.errors import ClusterError, PlanError
 from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.run_status import planning_state
 from feedline.planning.artifact_choice import fit_artifacts
 from feedline.planning.follow.next_border import NothingLandedError
 from feedline.planning.resolve import resolve_hello
@@ -157,7 +158,7 @@ def test_a_plan_that_waits_for_files_to_land_delays_no_other():
         assert eventually(lambda: words in planner.describe())
         assert not waiting.done()
         assert planner.progress is not None
-        assert planner.progress.phase == "waiting for files to land"
+        assert planning_state(planner.progress) == "waiting for files"
         assert given_up.cancel()
         nothing.clear()
         clock[0] = 100.0

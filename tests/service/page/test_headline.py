@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from page_statuses import START_S, status_at
 
-from feedline.service.page.headline import headline_of
+from feedline.service.page.headline import _STATES, headline_of
 from feedline.service.page.job_view import JobView, SourcedText, view_job
 from feedline.service.page.status_history import StatusHistory
 
@@ -36,10 +36,11 @@ def test_a_trainer_that_does_not_wait_is_the_limit():
     assert "Rank" not in headline.detail
 
 
-@pytest.mark.parametrize("state", ["waiting", "planning", "ended"])
+@pytest.mark.parametrize("state", ["waiting", "planning", "waiting for files", "ended"])
 def test_a_job_that_is_not_fed_has_no_limit(state: str):
     headline = headline_of(replace(view(0.4), state=state, slowest=None))
     assert (headline.side, headline.badge) == ("", state)
+    assert headline.sentence == _STATES[state]
 
 
 def test_an_error_comes_first_whether_or_not_other_ranks_are_fed():

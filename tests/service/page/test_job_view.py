@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from page_statuses import START_S, rank_at, status_at, troubled
@@ -95,14 +96,16 @@ def test_ranks_that_are_alike_have_no_straggler(waits: tuple[float, ...]):
     assert not any(row.straggler for row in view.ranks)
 
 
-def test_a_rank_that_still_plans_is_no_straggler():
+@pytest.mark.parametrize("state", ["planning", "waiting for files"])
+def test_a_rank_whose_plan_is_not_there_is_no_straggler_and_has_no_step(state: Any):
     def moment(at: float) -> list[FeederStatus]:
         status = host(0, at, 0.3, 0.3)
-        return [replace(status, ranks=(status.ranks[0], replace(status.ranks[1], state="planning")))]
+        return [replace(status, ranks=(status.ranks[0], replace(status.ranks[1], state=state)))]
 
     view = view_of(moment(10), moment(20))
     assert not any(row.straggler for row in view.ranks)
     assert view.state == "feeding"
+    assert [row.done is None for row in view.ranks] == [False, True]
 
 
 def test_decisions_are_the_newest_first_and_troubles_name_their_rank():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from feeder_statuses import status_of
 
 from feedline.loader.wire.run_status import FeederStatus
-from feedline.service.scheduler.job_progress import progress_by_job
+from feedline.service.scheduler.job_progress import progress_by_job, states_by_job
 
 
 def paced(status: FeederStatus, *, step_s: float, wait_s: float = 0.0, epochs: int = 1) -> FeederStatus:
@@ -47,6 +48,18 @@ def test_jobs_without_a_pace_or_without_trainers():
     waiting = status_of()
     idle = replace(waiting, ranks=tuple(replace(rank, state="waiting") for rank in waiting.ranks))
     assert progress_by_job([idle]) == {}
+
+
+def test_the_state_of_a_job_is_that_which_says_most():
+    def state_of(*states: Any) -> str:
+        status = status_of(ranks=tuple(range(len(states))))
+        ranks = (replace(rank, state=state) for rank, state in zip(status.ranks, states, strict=True))
+        return states_by_job([replace(status, ranks=tuple(ranks))])["ctr"]
+
+    assert state_of("ended", "feeding", "waiting for files") == "feeding"
+    assert state_of("ended", "planning", "waiting for files") == "waiting for files"
+    assert state_of("ended", "waiting", "planning") == "planning"
+    assert state_of() == "waiting"
 
 
 def test_jobs_are_told_apart():
