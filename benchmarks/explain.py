@@ -125,9 +125,7 @@ def judge_situation(name: str, folder: Path, effort: Effort) -> Outcome:
         path.write_text(yaml.safe_dump(staged.document))
         with on_cores(staged.cores):
             before = explain_run(path, staged.step_s, effort.seconds)
-            costs = (
-                measure_apart(load_spec(path, {}), str(path), {}, budget_s=effort.cost_s) if _is_cpu(staged) else None
-            )
+            costs = measure_apart(load_spec(path, {}), budget_s=effort.cost_s) if _is_cpu(staged) else None
         verdict = verdict_with_costs(before, costs)
         advice = _advice_of(verdict, staged)
         if (advice is None) != (staged.kind is None):

@@ -102,7 +102,7 @@ def explain(
     _check_options(attached, last, step_s, train, headspace)
     if html is not None and not html.absolute().parent.is_dir():
         raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
-    spec = _load(pipeline, values := parse_overrides(overrides or []), source)
+    spec = _load(pipeline, parse_overrides(overrides or []), source)
     if probing:
         _check_probe(spec, attached or last, store_mb_s)
     seconds = seconds or (_ATTACHED_SECONDS if attached else _SECONDS)
@@ -119,7 +119,7 @@ def explain(
             from feedline.explain.store_probe import explained_with_probe  # noqa: PLC0415 -- 0.5 s of CPU time
 
             found = explained_with_probe(found, spec, source, stop)
-        costs, skipped = _costs(pipeline, values, spec, source, cost_s, seconds if attached else None, stop)
+        costs, skipped = _costs(spec, source, cost_s, seconds if attached else None, stop)
     facts = explained_with_costs(found, costs, skipped)
     if html is not None:
         html.write_text(explain_page(facts), encoding="utf-8")
@@ -173,8 +173,6 @@ def _check_probe(spec: PipelineSpec, of_other_run: bool, store_mb_s: float | Non
 
 
 def _costs(
-    pipeline: Path,
-    values: dict[str, object],
     spec: PipelineSpec,
     source: str | None,
     budget_s: float | None,
@@ -199,8 +197,8 @@ def _costs(
         return stop()
 
     try:
-        file, attached = str(pipeline.absolute()), watched_s is not None
-        return measure_apart(spec, file, values, budget_s=most_s, source=source, attached=attached, stop=look), ""
+        attached = watched_s is not None
+        return measure_apart(spec, budget_s=most_s, source=source, attached=attached, stop=look), ""
     except FeedlineError as error:
         return None, str(error)
 

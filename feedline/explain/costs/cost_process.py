@@ -13,8 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from feedline.errors import PlanError
 from feedline.explain.costs.measured_costs import MeasuredCosts
@@ -46,23 +45,20 @@ def watch_s_for_costs(cores: float) -> int:
 
 def measure_apart(
     spec: PipelineSpec,
-    file: str,
-    overrides: Mapping[str, Any],
     *,
     budget_s: float = ALONE_S,
     source: str | None = None,
     attached: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> MeasuredCosts:
-    """Measure what a pipeline's features cost, and what would change that. file, overrides: of `spec`. budget_s: CPU
-    seconds, about. source: of several (None: the one that has most rows of a step). attached: beside a run, which shall
-    lose nothing; given up where that leaves no CPU. stop: ends it. Raises PlanError if it was not measured to the end,
-    or with what the process says if it fails.
+    """Measure what a pipeline's features cost, and what would change that. budget_s: CPU seconds, about. source: of
+    several (None: the one that has most rows of a step). attached: beside a run, which shall lose nothing; given up
+    where that leaves no CPU. stop: ends it. The process gets the spec as it is: an edit of its file since it was read
+    changes nothing. Raises PlanError if it was not measured to the end, or with what the process says if it fails.
     """
     environment = {**os.environ, **feeder_environment(spec, cores=max(1, int(available_cores())))}
     request = {
-        "file": file,
-        "overrides": dict(overrides),
+        "pipeline": spec.packed().decode(),
         "budget_s": budget_s,
         "source": source,
         "nice": _NICE_ATTACHED if attached else _NICE,

@@ -23,7 +23,7 @@ from feedline.explain.costs.sampled_blocks import BLOCKS, sample_blocks
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshots, lanes_for, preview_plan
 from feedline.planning.sources.mixed_plan import RunPlan
-from feedline.spec import load_spec
+from feedline.spec import PipelineSpec
 
 _ACCOUNT_PART = 0.4  # of the budget for the account of costs, the rest for changes
 
@@ -73,7 +73,7 @@ def main() -> int:
     with contextlib.suppress(OSError):
         os.nice(request["nice"])
     try:
-        spec = load_spec(request["file"], request["overrides"])
+        spec = PipelineSpec.unpacked(request["pipeline"].encode())
         plan = preview_plan(spec, current_snapshots(spec), lanes=lanes_for(spec.lanes, 1))
         source = ChosenSource.of(plan, request["source"])
         found = source.in_mix(measure_plan(source.plan, budget_s=request["budget_s"]))
