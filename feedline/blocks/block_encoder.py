@@ -65,6 +65,9 @@ class StageClock:
         self.cpu[stage] += cpu - self._last_cpu
         self._last, self._last_cpu = now, cpu
 
+    def lap_repeats(self) -> None:
+        """The repeated rows of a deduplicated group were found: a part of `transform`."""
+
     def times(self) -> dict[str, float]:
         """The fields of a `BlockResult` that are times, in the thread that made the clock."""
         contended = contended_s() - self._contended_s
@@ -207,6 +210,7 @@ class BlockEncoder:
             series += _rows_at(each.rows.frame, names, each.inverse[index])
             dictionaries |= each.rows.dictionaries
         unique = DictionaryFrame(pl.DataFrame(series), dictionaries).only(group.coded_columns.columns)
+        self._clock.lap_repeats()
         try:
             rows = self._encode_coded(group, unique, repeats)
         except DataError as error:

@@ -26,6 +26,7 @@ from feedline.errors import FeedlineError
 from feedline.explain.costs.cost_account import CostAccount, FeatureAccount
 from feedline.explain.costs.cpu_time import NO_CPU, ROUNDS, CpuBudget, estimate, measure_in_turn
 from feedline.explain.costs.measured_costs import ChangeKind, DataChange
+from feedline.explain.costs.pass_costs import REPEATS
 from feedline.explain.costs.rewritten_blocks import (
     ROW_GROUP_ROWS,
     RewrittenSample,
@@ -326,6 +327,8 @@ def _heavy_ops(account: CostAccount) -> list[DataChange]:
     scale = account.stages["ops"] / max(account.passes.ops_s, 1e-12)
     for cost in account.passes.features:
         for step in cost.steps:
+            if step.op == REPEATS:  # no op
+                continue
             part = step.cpu_s / step.sharers / max(cost.ops_s.cpu_s, 1e-12)
             gain_s = cost.ops_s.scaled(scale * min(part, 1.0))
             if gain_s.cpu_s < 2 * _LEAST_SHARE * before:

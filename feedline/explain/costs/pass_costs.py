@@ -3,7 +3,8 @@
 Runs in: the process that explains. A run computes all features of a block in one pass, with columns as codes where
 files have dictionaries. Here the block is decoded once, and its chunks go through that pass for each feature alone.
 What every pass takes (`shared`) follows from the three cheapest features, alone and together. A step that several
-features share is paid by all of them in equal parts, by what each step takes on a frame of values. All features go
+features share is paid by all of them in equal parts, by what each step takes on a frame of values. To find the rows
+that repeat in a deduplicated group is a step of its features: their ops are computed on the others. All features go
 through the pass as in a run, too: the sum may differ.
 """
 
@@ -39,11 +40,13 @@ _PASS_S = 0.002  # CPU of a pass over a block for one feature, about: so that a 
 _MOST_STEPS = 48  # features whose steps are measured: those that cost most
 _STEP_ROWS = 32_768
 _LEAST_S = 1e-12
+REPEATS = "repeated rows"  # the step of features of a deduplicated group that is no op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """A step of a chain: CPU seconds per million rows of this feature alone, and by how many features it is shared."""
+    """A step of a chain: CPU seconds per million rows of this feature alone, and by how many features it is shared. op:
+    its name, or REPEATS."""
 
     op: str
     cpu_s: float
@@ -103,17 +106,23 @@ def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget
     shared = _shared_seconds(sample, compiled, blocks, passes, seconds[:, 1:], budget)
     steps = _measure_steps(compiled, features, _first_rows(compiled, blocks), budget, seconds[:, 1:], rounds)
     found: list[PassCost] = []
+    # Features that read the same column of a group find its repeated rows once in a run, but each when alone.
+    repeats_s = sum(each.median_s(REPEATS) for each in passes)
+    once = min(1.0, together.median_s(REPEATS) / max(repeats_s, _LEAST_S))
     for index, group in enumerate(groups):
         own = estimate(np.maximum(seconds[:, 1 + index] - shared[:rounds_done].mean(), 0.0))
-        ops_share = passes[index].ops_share()
+        repeats, encoding = passes[index].share(REPEATS), passes[index].share("encode")
         for each in group:
             part = own.scaled(1 / len(group))
-            fair, costs = _fair_share(steps.get(each.name, ()), part.cpu_s * ops_share)
+            computing = 1 - repeats - encoding
+            fair, costs = _fair_share(steps.get(each.name, ()), part.cpu_s * computing)
+            if repeats:
+                costs = (StepCost(op=REPEATS, cpu_s=part.cpu_s * repeats * once), *costs)
             found.append(
                 PassCost(
                     name=each.name,
-                    ops_s=part.scaled(ops_share * fair),
-                    encode_s=part.scaled(1 - ops_share),
+                    ops_s=part.scaled(computing * fair + repeats * once),
+                    encode_s=part.scaled(encoding),
                     alone_s=part.cpu_s,
                     steps=costs,
                     is_measured=len(group) == 1,
@@ -124,22 +133,26 @@ def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget
         features=tuple(found),
         shared=estimate(shared),
         whole=whole,
-        ops_s=whole.cpu_s * together.ops_share(),
+        ops_s=whole.cpu_s * (1 - together.share("encode")),
         order=estimate(ordering[:, 0]),
     )
 
 
 class _ProcessClock(StageClock):
-    """CPU seconds of the process per stage, Polars' pool with it."""
+    """CPU seconds of the process per stage, Polars' pool with it; finding repeated rows is one of its own."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.seconds[REPEATS] = 0.0
         self._before_s = time.process_time()
 
     def lap(self, stage: str) -> None:
         now = time.process_time()
         self.seconds[stage] += now - self._before_s
         self._before_s = now
+
+    def lap_repeats(self) -> None:
+        self.lap(REPEATS)
 
 
 class _FeaturePass:
@@ -156,8 +169,7 @@ class _FeaturePass:
         self._compiled = compiled if len(features) == len(sample.job.features) else compile_like(self._job, compiled)
         self._blocks = blocks
         self.features = tuple(features)
-        self.ops_s: list[float] = []
-        self.encode_s: list[float] = []
+        self._stages: dict[str, list[float]] = {"transform": [], "encode": [], REPEATS: []}
 
     def run(self) -> None:
         """One round."""
@@ -166,13 +178,16 @@ class _FeaturePass:
             pieces = tuple(tuple(_reduced(chunk, self._compiled) for chunk in chunks) for chunks in block.pieces)
             clock.lap("read")
             encode_block(self._job, self._compiled, DecodedBlock(pieces, block.index), clock)
-        self.ops_s.append(clock.seconds["transform"])
-        self.encode_s.append(clock.seconds["encode"])
+        for stage, seconds in self._stages.items():
+            seconds.append(clock.seconds[stage])
 
-    def ops_share(self) -> float:
-        """The part of its time that ops take."""
-        ops, encode = float(np.median(self.ops_s)), float(np.median(self.encode_s))
-        return ops / max(ops + encode, _LEAST_S)
+    def median_s(self, stage: str) -> float:
+        """CPU seconds of a round in "transform", "encode" or REPEATS."""
+        return float(np.median(self._stages[stage]))
+
+    def share(self, stage: str) -> float:
+        """The part of its time that a stage takes."""
+        return self.median_s(stage) / max(sum(map(self.median_s, self._stages)), _LEAST_S)
 
 
 def _reduced(chunk: Chunk, compiled: CompiledJob) -> Chunk:

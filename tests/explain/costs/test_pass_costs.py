@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from costly_tables import costly_plan
 
+from feedline.blocks import block_encoder
 from feedline.blocks.jobs import compile_job
 from feedline.explain.costs import pass_costs
 from feedline.explain.costs.cpu_time import CpuBudget
-from feedline.explain.costs.pass_costs import StepCost, _fair_share, measure_passes
+from feedline.explain.costs.pass_costs import REPEATS, StepCost, _fair_share, measure_passes
 from feedline.explain.costs.sampled_blocks import sample_blocks
+from feedline.transforms.compile.compiled import CompiledFeatures
+from feedline.transforms.compile.step_passes import StepPass
 
 SHARED = {
     "dense": {
@@ -70,3 +76,53 @@ def test_deduplicated_features_are_measured_with_the_runs_of_their_group(tmp_pat
     assert any(feature.dedup for feature in sample.job.features)
     costs = measure_passes(sample, compile_job(sample.job), CpuBudget(), rounds=1)
     assert {cost.name for cost in costs.features if cost.is_measured} == {each.name for each in plan.job.features}
+
+
+class _RowClock:
+    """A clock of what is computed: a second per row in which a repeat is looked for, or that an op computes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr(pass_costs.time, "process_time", lambda: self.now_s)
+        self._count(monkeypatch, block_encoder, "first_coded_rows", lambda coded, *_: coded.frame.height)
+        self._count(monkeypatch, StepPass, "run", lambda _, frame: frame.height)
+        self._count(
+            monkeypatch,
+            CompiledFeatures,
+            "apply_counting",
+            lambda own, frame, *_: frame.height * sum(len(feature.ops) for feature in own.features),
+        )
+
+    def _count(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, rows: Callable[..., int]) -> None:
+        function = getattr(owner, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.now_s += rows(*arguments)
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
+def test_ops_of_a_group_cost_what_they_take_on_its_unique_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan = costly_plan(
+        tmp_path,
+        rows=4_000,
+        row_group_rows=4_000,
+        columns={"user": lambda _, rows: np.arange(rows) // 5 * 2.5},
+        features={
+            "dense": {"own": {"column": "user", "ops": [{"clip": {"max": 1e9}}]}, "price": []},
+            "label": {"clicked": []},
+        },
+        dedup={"users": {"columns": ["user"]}},
+        shuffle={"seed": 1, "rows": False},
+    )
+    sample = sample_blocks(plan, 1)
+    compiled = compile_job(sample.job)
+    clock = _RowClock(monkeypatch)
+    costs = measure_passes(sample, compiled, CpuBudget(clock=lambda: clock.now_s), rounds=1)
+    [own] = [cost for cost in costs.features if cost.name == "own"]
+    repeats, op = own.steps
+    assert (repeats.op, op.op) == (REPEATS, "clip")
+    assert op.cpu_s == pytest.approx(repeats.cpu_s / 5)
+    assert repeats.cpu_s + op.cpu_s == pytest.approx(own.ops_s.cpu_s)
+    assert all(REPEATS not in {step.op for step in cost.steps} for cost in costs.features if cost.name != "own")
