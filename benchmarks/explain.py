@@ -125,7 +125,7 @@ def judge_situation(name: str, folder: Path, effort: Effort) -> Outcome:
         path.write_text(yaml.safe_dump(staged.document))
         with on_cores(staged.cores):
             before = explain_run(path, staged.step_s, effort.seconds)
-            costs = measure_apart(load_spec(path, {}), budget_s=effort.cost_s) if _is_cpu(staged) else None
+            costs = measure_apart(load_spec(path, {}), budget_s=effort.cost_s) if _needs_costs(staged) else None
         verdict = verdict_with_costs(before, costs)
         advice = _advice_of(verdict, staged)
         if (advice is None) != (staged.kind is None):
@@ -143,6 +143,11 @@ def judge_situation(name: str, folder: Path, effort: Effort) -> Outcome:
 def _advice_of(verdict: Verdict, staged: Staged) -> Advice | None:
     given = (each for each in verdict.advice if each.kind == staged.kind and staged.advised in each.change)
     return next(given, None)
+
+
+def _needs_costs(staged: Staged) -> bool:
+    """Whether advice is on data, or on threads without an end that a trainer sets: what they hold of the lock."""
+    return _is_cpu(staged) or (staged.step_s is None and staged.kind == "threads")
 
 
 def _is_cpu(staged: Staged) -> bool:

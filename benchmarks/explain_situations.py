@@ -213,6 +213,17 @@ def _slow_store(folder: Path, tiny: bool) -> Iterator[Staged]:
 
 
 @contextmanager
+def _locked_threads(folder: Path, tiny: bool) -> Iterator[Staged]:
+    """The same store and nobody who waits: threads, until they use up the interpreter's lock."""
+    table = write_table(folder / "table", _narrow, 524_288, 8_192, tiny=tiny)
+    with slow_store(table, 0.2) as store:
+        yield Staged(
+            document=narrow_pipeline(folder, store.uri, cluster={"threads": 2, "dashboard": False}),
+            limits=("threads",), stages=("store wait",), kind="threads", apply=set_keys,
+        )  # fmt: skip
+
+
+@contextmanager
 def _slow_trainer(folder: Path, tiny: bool) -> Iterator[Staged]:
     """Nothing helps a trainer of 20 ms per step: twice the threads gain nothing."""
     document = narrow_pipeline(folder, write_table(folder / "table", _narrow, 65_536, 8_192, tiny=tiny))
@@ -308,6 +319,7 @@ SITUATIONS: dict[str, Callable[[Path, bool], Any]] = {
     ),
     "cold cache": _starved("cache"),
     "starved threads": _starved("threads"),
+    "locked threads": _locked_threads,
     "rewritten lists": _costly(listed_columns(80), ("decoding",), "decode", _HIST, _rewrite, _MODULO),
     "long tails": _costly(
         listed_columns(4, tail=600), ("decoding", "ops"), "feature", _HIST, _shorten, _SIGRID, advised="first_x"

@@ -93,12 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not path.is_file():
             self._send(404, b"")
             return
-        content = path.read_bytes()
-        size, status, headers = len(content), 200, {}
+        size, status, headers = path.stat().st_size, 200, {}
+        start, stop = 0, size
         if (span := self.headers.get("Range")) is not None:
             first, _, last = span.removeprefix("bytes=").partition("-")
-            start, stop = int(first), min(int(last or size - 1) + 1, size)
-            content, status = content[start:stop], 206
+            start, stop, status = int(first), min(int(last or size - 1) + 1, size), 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
             store: SlowStore = self.server.store  # type: ignore[attr-defined]
             with store.lock:
@@ -109,7 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
             "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
             "Accept-Ranges": "bytes",
         }
-        self._send(status, content, headers, body=body)
+        with path.open("rb") as file:  # no more than the range: a large file would take longer than the latency
+            file.seek(start)
+            self._send(status, file.read(stop - start) if body else b"", headers, nbytes=stop - start)
 
     def _list(self, prefix: str, flat: bool) -> None:
         paths = [path for path in self._folder.rglob("*") if path.is_file()]
@@ -129,11 +130,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _size(self, key: str) -> int:
         return (self._folder / key.removeprefix("table/")).stat().st_size
 
-    def _send(self, status: int, content: bytes, headers: dict[str, str] | None = None, *, body: bool = True) -> None:
+    def _send(
+        self, status: int, content: bytes, headers: dict[str, str] | None = None, *, nbytes: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) if nbytes is None else nbytes))
         self.end_headers()
-        if body:
-            self.wfile.write(content)
+        self.wfile.write(content)

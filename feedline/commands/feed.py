@@ -28,6 +28,7 @@ from feedline.commands.feeder_sessions import FeederSessions, FeedRequest, open_
 from feedline.errors import FeederError, FeedlineError, SpecError
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
+from feedline.loader.ring.launch import LOCK_S
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.facts import FeederEvent, Hello
@@ -48,9 +49,6 @@ _STATUS_S = 0.5
 _FIRST_RANK_S = 60.0
 # The last events of a feeder may take so long to be read.
 _LAST_EVENTS_S = 5.0
-# How long a thread keeps the interpreter's lock while others wait for it. By default 5 ms: as long as a block of narrow
-# rows, whose thread asks for it after each native call, while Dask is imported and the loop delivers beside it.
-_LOCK_S = 0.0005
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     use_huge_pages(False)  # until the first batch is out
     gc.freeze()  # what was imported stays
     gc.enable()
-    sys.setswitchinterval(_LOCK_S)
+    sys.setswitchinterval(LOCK_S)
     end_with(partial(_feed, arguments), at_once=True)
 
 

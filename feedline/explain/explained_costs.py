@@ -5,6 +5,7 @@ Runs in: the process of `feedline explain`. Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from feedline.explain.costs.data_advice import advice_on_data, stage_parts
@@ -16,7 +17,7 @@ from feedline.loader.limits.verdict import Verdict
 
 def verdict_with_costs(explanation: Explanation, costs: MeasuredCosts | None) -> Verdict:
     """The verdict on the slowest rank, with what costs name and advise."""
-    slowest = explanation.slowest
+    slowest = _with_lock_share(explanation, costs).slowest
     if costs is None:
         return slowest.verdict()
     advice = advice_on_data(costs.changes, sum_samples(slowest.samples), slowest.capacity)
@@ -26,5 +27,15 @@ def verdict_with_costs(explanation: Explanation, costs: MeasuredCosts | None) ->
 
 def explained_with_costs(explanation: Explanation, costs: MeasuredCosts | None, skipped: str = "") -> dict[str, Any]:
     """Facts of an explanation, with costs as `costs`. skipped: why there are none."""
+    explanation = _with_lock_share(explanation, costs)
     facts = explanation_facts(explanation, verdict_with_costs(explanation, costs))
     return {**facts, "costs": None if costs is None else costs.facts(), "costs_skipped": skipped}
+
+
+def _with_lock_share(explanation: Explanation, costs: MeasuredCosts | None) -> Explanation:
+    """The explanation of runs whose block threads hold the interpreter's lock as sampled blocks do."""
+    if costs is None:
+        return explanation
+    share = costs.account["lock_share"]
+    ranks = (replace(each, capacity=replace(each.capacity, lock_share=share)) for each in explanation.ranks)
+    return replace(explanation, ranks=tuple(ranks))

@@ -13,7 +13,7 @@ from itertools import pairwise
 from feedline.errors import PlanError
 from feedline.explain.explanation import Explanation, RankSamples
 from feedline.loader.limits.capacities import capacity_of
-from feedline.loader.limits.run_facts import Capacity, RunFacts
+from feedline.loader.limits.run_facts import Capacity, RunFacts, with_other_cpu
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FILES_PHASE, FeederStatus, RankStatus
 from feedline.progress import report_progress
@@ -102,14 +102,20 @@ def _ranks_of(
     for rank in last.ranks:
         if not rank.trainer:
             continue
-        pairs = [(old, new) for old, new in pairwise(history) if new.now_s > old.now_s]
-        found = [
-            _sample(now, before, new.now_s - old.now_s)
-            for old, new in pairs
-            if (before := _rank(old, rank.rank)) is not None
+        pairs = [
+            (old, new)
+            for old, new in pairwise(history)
+            if new.now_s > old.now_s
+            and (before := _rank(old, rank.rank)) is not None
             and (now := _rank(new, rank.rank)) is not None
             and before.trainer == now.trainer
         ]
+        found = [
+            _sample(_known_rank(new, rank.rank), _known_rank(old, rank.rank), new.now_s - old.now_s)
+            for old, new in pairs
+        ]
+        if not spec.cluster.is_elsewhere:
+            found = with_other_cpu(found, [_cpu_for(rank.rank, new, old) for old, new in pairs])
         yield RankSamples(
             rank=rank.rank,
             samples=tuple(found) or (RunFacts(),),
@@ -119,6 +125,27 @@ def _ranks_of(
 
 def _rank(status: FeederStatus, number: int) -> RankStatus | None:
     return next((each for each in status.ranks if each.rank == number), None)
+
+
+def _known_rank(status: FeederStatus, number: int) -> RankStatus:
+    rank = _rank(status, number)
+    assert rank is not None
+    return rank
+
+
+def _cpu_for(rank: int, new: FeederStatus, old: FeederStatus) -> float:
+    """The CPU seconds of a feeder between two statuses, without those for other ranks; with those of this rank's blocks
+    in worker processes, whose other threads are not known."""
+    seconds = new.cpu_s - old.cpu_s
+    for each in new.ranks:
+        if (before := _rank(old, each.rank)) is None:
+            continue
+        facts = RunFacts.between(each.stats, before.stats, wall_s=0.0, trainer_wait_s=None)
+        if each.rank != rank:
+            seconds -= facts.copy_cpu_s + (facts.block_cpu_s if new.form == "threads" else 0.0)
+        elif new.form != "threads":
+            seconds += facts.block_cpu_s
+    return seconds
 
 
 def _sample(new: RankStatus, old: RankStatus, wall_s: float) -> RunFacts:

@@ -16,11 +16,12 @@ from typing import Protocol
 
 from feedline.explain.explanation import Explanation, HeadspaceFacts, RankSamples
 from feedline.loader.limits.capacities import capacity_of
-from feedline.loader.limits.run_facts import RunFacts
+from feedline.loader.limits.run_facts import RunFacts, with_other_cpu
 from feedline.loader.ring.client import FeederClient, Slot
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.wire.facts import FeederStats, Hello, PlanFacts
 from feedline.progress import report_progress
+from feedline.resources.thread_clocks import tree_cpu_s
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.spec import PipelineSpec
 
@@ -31,10 +32,12 @@ _MOST_EPOCHS = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """The counts of a drain at a moment. cpu_s: of this process."""
+    """The counts of a drain at a moment. cpu_s: of this process; feeder_cpu_s: of the feeder's, and of those that it
+    started (0: unknown)."""
 
     at_s: float
     cpu_s: float
+    feeder_cpu_s: float
     rows: int
     wait_s: float
     stats: FeederStats
@@ -113,11 +116,13 @@ def run_shortly(
         if progress is not None:
             stop_draining(feed, progress, _STEP_END_S)
         feed.close()
-    samples = tuple(_sample_of(old, new, has_trainer=trainer is not None) for old, new in pairwise(readings))
+    samples = [_sample_of(old, new, has_trainer=trainer is not None) for old, new in pairwise(readings)]
+    if not spec.cluster.is_elsewhere:
+        samples = with_other_cpu(samples, [new.feeder_cpu_s - old.feeder_cpu_s for old, new in pairwise(readings)])
     stats = readings[-1].stats if readings else FeederStats()
     capacity = capacity_of(spec, stats, cores=cores, store_bytes_per_s=store_bytes_per_s)
     measured = sum(sample.wall_s for sample in samples)
-    rank = RankSamples(rank=0, samples=samples or (_nothing(progress),), capacity=capacity)
+    rank = RankSamples(rank=0, samples=tuple(samples) or (_nothing(progress),), capacity=capacity)
     explanation = Explanation(name=spec.name, source="short run", ranks=(rank,), seconds=measured, stopped=stop())
     if pace is None:
         return explanation
@@ -173,6 +178,7 @@ def _read(progress: DrainProgress) -> _Reading:
     return _Reading(
         at_s=now_s,
         cpu_s=time.process_time(),
+        feeder_cpu_s=0.0 if progress.answer is None else tree_cpu_s(progress.answer.feeder.feeder),
         rows=progress.rows,
         wait_s=progress.wait_s if progress.feed is None else progress.feed.stats.wait_until(now_s),
         stats=progress.feeder or FeederStats(),

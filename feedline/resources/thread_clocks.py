@@ -1,4 +1,4 @@
-"""Clocks of threads: CPU time, waiting for a CPU, and the CPU time of Polars' own threads.
+"""Clocks of threads: CPU time, waiting for a CPU, the CPU time of Polars' own threads, and that of whole processes.
 
 Runs in: every process that computes blocks. Linux keeps these counts per thread; elsewhere some are 0.
 A query of Polars runs in the thread that calls it and in those of its pool, so the caller's CPU time is a part of what
@@ -9,10 +9,12 @@ them, and the sum over all blocks is right, even if a single block's part is not
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _POOL = "polars-"  # and a number: the names of the threads of Polars' pool
 # A look at a pool of 64 threads takes 50 us; looked at so rarely, that is a thousandth of a core.
 _POOL_EVERY_S = 0.05
@@ -24,6 +26,23 @@ def contended_s() -> float:
     with contextlib.suppress(OSError, ValueError, IndexError):  # no Linux, or one without these counts
         return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
     return 0.0
+
+
+def tree_cpu_s(root: int) -> float:
+    """The CPU seconds of a process and of all that it has started, directly or not, and that still run; 0 where that is
+    unknown."""
+    parents, seconds = dict[int, int](), dict[int, float]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it ended
+            # The second field is the name, which may hold spaces; after it, the numbers are those of proc(5), less 3.
+            numbers = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            parents[int(folder.name)] = int(numbers[1])
+            seconds[int(folder.name)] = (int(numbers[11]) + int(numbers[12])) / _TICKS_PER_S
+    tree, missing = {root}, set(parents)
+    while more := {pid for pid in missing if parents[pid] in tree}:
+        tree |= more
+        missing -= more
+    return sum(seconds.get(pid, 0.0) for pid in tree)
 
 
 class PoolClock:

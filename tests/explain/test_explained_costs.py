@@ -32,6 +32,7 @@ COSTS = MeasuredCosts(
     account={
         "columns": [{"name": "hist_0", "cpu_s": {"cpu_s": 1.2}}, {"name": "x", "cpu_s": {"cpu_s": 0.1}}],
         "features": [],
+        "lock_share": 0.25,
     },
     changes=(
         DataChange(
@@ -53,6 +54,8 @@ def test_verdict_names_columns_and_advice_includes_data():
     assert own["rows_ratio"] > 1.5
     assert facts["costs"]["account"] == COSTS.account
     assert facts["costs_skipped"] == ""
+    assert facts["capacity"]["lock_share"] == 0.25
+    assert "lock" in {each["resource"] for each in facts["bounds"]}
 
 
 def test_columns_of_one_of_several_sources_are_not_the_verdict():

@@ -69,6 +69,17 @@ def test_a_running_job_is_explained_by_rank() -> None:
     assert (found.seconds, found.stopped, found.source) == (6.0, False, "running")
 
 
+def test_threads_of_the_feeder_that_nobody_counts_use_its_cores() -> None:
+    """Two ranks' blocks take 2 CPU-s each per second; the process takes 4.5."""
+    seen = iter(replace(status(n, rank(0, 1000 * n, 0.5), rank(1, 1000 * n, 0.5)), cpu_s=4.5 * n) for n in range(9))
+    found = watch_feeders(SPEC, "job", lambda: [next(seen)], seconds=2.0, stop=lambda: False, pause=lambda _: None)
+    assert [each.samples[0].other_cpu_s for each in found.ranks] == pytest.approx([0.5, 0.5])
+    workers = spec_with(cluster={"workers": 2})
+    seen = iter(replace(status(n, rank(0, 1000 * n, 0.5)), form="processes", cpu_s=0.25 * n) for n in range(9))
+    found = watch_feeders(workers, "job", lambda: [next(seen)], seconds=2.0, stop=lambda: False, pause=lambda _: None)
+    assert found.slowest.samples[0].other_cpu_s == pytest.approx(0.25)
+
+
 def test_an_interrupt_explains_what_was_seen() -> None:
     clock = Clock()
     found = watch_feeders(SPEC, "job", clock.statuses, seconds=60.0, stop=lambda: clock.seconds >= 3, pause=clock.pause)

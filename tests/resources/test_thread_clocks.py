@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import polars as pl
 
-from feedline.resources.thread_clocks import PoolClock, contended_s
+from feedline.resources.thread_clocks import PoolClock, contended_s, tree_cpu_s
 
 
 def test_the_pools_cpu_time_and_the_callers_are_the_process():
@@ -36,3 +37,10 @@ def test_a_second_is_taken_once_and_not_at_every_call():
 def test_waiting_for_a_cpu_only_grows():
     first = contended_s()
     assert contended_s() >= first >= 0.0
+
+
+def test_a_process_counts_with_those_that_it_started():
+    own_s = tree_cpu_s(os.getpid())
+    assert abs(own_s - time.process_time()) < 1.0
+    assert tree_cpu_s(os.getppid()) >= own_s
+    assert tree_cpu_s(2**22 + 1) == 0.0, "no process has that number"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.errors import PlanError
 from feedline.explain.costs.column_costs import ColumnCost, DecodeCosts, measure_decoding
 from feedline.explain.costs.cpu_time import NO_CPU, ROUNDS, CpuBudget, CpuEstimate, estimate, measure_in_turn
+from feedline.explain.costs.lock_share import measure_lock_share
 from feedline.explain.costs.pass_costs import PassCosts, measure_passes
 from feedline.explain.costs.sampled_blocks import (
     STAGES,
@@ -31,6 +33,9 @@ from feedline.explain.costs.sampled_blocks import (
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.planning.plan import Plan
+from feedline.resources.cgroups import available_cores
+
+_LOCK_PART = 0.15  # of the account's CPU seconds, for the share of the interpreter's lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,8 @@ class CostAccount:
 
     shared_s: what is no feature's own, of decoding, of passes and of the order of rows; block_s: of whole blocks as
     tasks compute them, of which the parts that were measured are `accounted_s`. stages: the time of blocks in decoding,
-    ops and encoding. rows: of the sample; epoch_rows: that one epoch has.
+    ops and encoding. lock_share: of that time, for which a thread holds the interpreter's lock (None: there is one
+    core, where nobody waits for it). rows: of the sample; epoch_rows: that one epoch has.
     """
 
     rows: int
@@ -71,6 +77,7 @@ class CostAccount:
     block_s: CpuEstimate
     stages: Mapping[str, float]
     measuring_s: float
+    lock_share: float | None = None
 
     @property
     def shared_s(self) -> float:
@@ -99,6 +106,7 @@ class CostAccount:
             "measuring_s": self.measuring_s,
             "block_s": asdict(self.block_s),
             "stages": dict(self.stages),
+            "lock_share": self.lock_share,
             "decode_s": asdict(self.decoding.whole),
             "pass_s": asdict(self.passes.whole),
             "shared_s": self.shared_s,
@@ -155,6 +163,8 @@ def measure_costs(
 
     works = [run]
     blocks = measure_in_turn(works, third, rounds=rounds)[:, 0] * sample.per_million
+    shares = CpuBudget(budget.left_s * _LOCK_PART)
+    share = measure_lock_share(partial(run_sample, sample, packed=False), shares) if available_cores() > 1 else None
     decoding = measure_decoding(sample, compiled, plan.snapshot, CpuBudget(budget.left_s / 2), rounds=rounds)
     passes = measure_passes(sample, compiled, CpuBudget(budget.left_s), rounds=rounds)
     return CostAccount(
@@ -167,6 +177,7 @@ def measure_costs(
         block_s=estimate(blocks),
         stages=_divided(float(np.median(blocks)), stages[-len(blocks) :]),
         measuring_s=budget.used_s,
+        lock_share=share,
     )
 
 

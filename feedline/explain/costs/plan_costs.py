@@ -20,6 +20,7 @@ from feedline.explain.costs.cpu_time import ROUNDS
 from feedline.explain.costs.data_changes import find_changes_of_data
 from feedline.explain.costs.measured_costs import MeasuredCosts
 from feedline.explain.costs.sampled_blocks import BLOCKS, sample_blocks
+from feedline.loader.ring.launch import LOCK_S
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshots, lanes_for, preview_plan
 from feedline.planning.sources.mixed_plan import RunPlan
@@ -70,6 +71,7 @@ class ChosenSource:
 def main() -> int:
     """Measure what standard input asks for; facts go to standard output."""
     request = json.load(sys.stdin)
+    sys.setswitchinterval(LOCK_S)
     with contextlib.suppress(OSError):
         os.nice(request["nice"])
     try:

@@ -19,7 +19,7 @@ WAITS = 0.03  # the share of waiting up to which the trainer is the limit; the s
 _CROWDED = 0.25  # the share of their time that block threads wait for a CPU on a machine with other work
 _ALL = 0.85  # the share of the cores' time that a run uses which is alone, and limited by them
 
-ResourceName = Literal["trainer", "threads", "cores", "store", "window", "loop", "copy"]
+ResourceName = Literal["trainer", "threads", "cores", "lock", "store", "window", "loop", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +88,16 @@ class ResourceLimits:
         return replace(self, resources=tuple(changed))
 
     def saving(self, stage: str, seconds: float) -> ResourceLimits:
-        """The limits if a stage needs fewer CPU seconds per row: on cores, and in the threads that run it."""
+        """The limits if a stage needs fewer CPU seconds per row: on cores, in the threads that run it, and of the lock
+        the same part."""
         change: dict[str, dict[str, float]] = {
             each.name: {stage: max(0.0, each.uses[stage] - seconds)}
             for each in self.resources
             if each.name in ("cores", "threads", "window") and stage in each.uses
         }
+        lock, cores = self.get("lock"), self.get("cores")
+        if lock is not None and cores is not None and cores.uses.get(stage, 0.0) > 0:
+            change["lock"] = {stage: lock.uses[stage] * change["cores"][stage] / cores.uses[stage]}
         return self.with_uses(change)
 
     def ratio_to(self, other: ResourceLimits) -> float:
@@ -127,9 +131,15 @@ def _resources(facts: RunFacts, capacity: Capacity) -> Iterable[Resource]:
         if 0 < capacity.window < capacity.threads:
             yield Resource(name="window", capacity=capacity.window, uses=busy, unit="block-s")
     rows = max(facts.rows, 1)
+    if capacity.lock_share is not None and cpu:
+        locked = {stage: capacity.lock_share * use for stage, use in cpu.items()}
+        if capacity.form == "threads":  # of the feeder, whose other threads run Python, too
+            locked |= {"delivery": facts.loop_cpu_s / rows, "other threads": facts.other_cpu_s / rows}
+        processes = 1 if capacity.form == "threads" else capacity.workers
+        yield Resource(name="lock", capacity=float(processes), uses=locked, unit="s")
     if capacity.own_cores and facts.rows:
         cpu |= {"delivery": facts.loop_cpu_s / rows, "copy": facts.copy_cpu_s / rows}
-        cpu["trainer"] = facts.trainer_cpu_s / rows
+        cpu |= {"other threads": facts.other_cpu_s / rows, "trainer": facts.trainer_cpu_s / rows}
     if sum(cpu.values()) > 0:
         cores = facts.cores_used if is_crowded(facts, capacity) else capacity.cores
         yield Resource(name="cores", capacity=cores, uses=cpu, unit="core-s")

@@ -17,8 +17,7 @@ _SAVES = 0.01  # of the CPU time: less is rounding
 _WAITS = 0.2  # the share of block threads' time that waiting for a store, or for the interpreter, must take
 _MOST_THREADS = 64  # that are advised in one process: each holds a block and a decoder's buffers
 _WINDOW_OF_THREADS = 2  # blocks in flight per thread, which keep all of them busy
-# Threads of one process share the interpreter's lock, the feeder's loop and a store's client, whose use by a row is not
-# measured: of a store with latency, 32 threads instead of 2 were predicted to gain 15.7x, and gained 3.9x.
+# As many threads as now, where their use of the interpreter's lock was not measured: it ends their gain somewhere.
 _MOST_MORE_THREADS = 4
 _MOST_TIMES = 8  # as many workers or cores as now: beyond that, what was measured says little
 # What is read from a cache costs about a copy of it: a rule, where no block was read from one.
@@ -103,14 +102,16 @@ def threads_needed(limits: ResourceLimits) -> int | None:
 def _more_threads(
     limits: ResourceLimits, facts: RunFacts, capacity: Capacity, limit: Resource, noise: float
 ) -> Iterator[Advice]:
-    """More threads where they wait; else more workers, which bring cores."""
-    threads = limits.get("threads")
-    if threads is None or limit.name not in ("threads", "cores", "window"):
+    """More threads where they wait; else more workers, which bring cores, and a lock each."""
+    threads, lock = limits.get("threads"), limits.get("lock")
+    if threads is None or limit.name not in ("threads", "cores", "window", "lock"):
+        return
+    if limit.name == "lock" and capacity.form == "threads":  # processes are advised
         return
     is_local = capacity.form in ("threads", "processes")
     per_worker = max(1, round(capacity.threads / max(capacity.workers, 1)))
     if limit.name == "threads" and capacity.form == "threads":
-        most = min(_MOST_THREADS, _MOST_MORE_THREADS * capacity.threads)
+        most = _MOST_THREADS if lock is not None else min(_MOST_THREADS, _MOST_MORE_THREADS * capacity.threads)
         needed = min(threads_needed(limits) or 2 * capacity.threads, most)
         if facts.lock_wait_s >= _WAITS * facts.block_busy_s:  # more threads hide sleep, and wait longer for the lock
             computing_s = min(facts.block_busy_s, facts.block_cpu_s + facts.lock_wait_s)
@@ -125,7 +126,7 @@ def _more_threads(
         return
     has_trainer = limits.get("trainer") is not None
     elastic = limits.without("cores") if not is_local or limit.name == "cores" else limits
-    needed = (threads_needed(elastic) if has_trainer else None) or 2 * capacity.threads
+    needed = (threads_needed(elastic.without("lock")) if has_trainer else None) or 2 * capacity.threads
     most = max(_MOST_TIMES * capacity.workers, capacity.workers + 1)
     workers = min(max(math.ceil(needed / per_worker), capacity.workers + 1), most)
     ends = "the trainer is the limit" if has_trainer else "twice as many rows are expected, up to other limits"
@@ -136,12 +137,17 @@ def _more_threads(
         yield _other_hosts(limits, sent, capacity, workers * per_worker / capacity.threads, noise)
         return
     yield _advice(
-        "workers", limits, elastic.with_capacity({"threads": float(workers * per_worker)}), noise,
+        "workers", limits, _with_workers(elastic, workers, per_worker), noise,
         change=_workers(workers, capacity.form),
         reason=f"{counted(capacity.workers, 'worker')} of {counted(per_worker, 'thread')} "
         f"{'is' if capacity.workers == 1 else 'are'} busy; with {workers} {ends}",
         caveat=_store_caveat(threads, capacity),
     )  # fmt: skip
+
+
+def _with_workers(limits: ResourceLimits, workers: int, threads: int) -> ResourceLimits:
+    """The limits with so many processes, of so many threads each."""
+    return limits.with_capacity({"threads": float(workers * threads), "lock": float(workers)})
 
 
 def _store_caveat(threads: Resource, capacity: Capacity) -> str:
@@ -174,9 +180,11 @@ def _other_hosts(
     ends = "the trainer is the limit" if factor <= _MOST_TIMES else "it still waits"
     cores = math.ceil(min(factor, _MOST_TIMES) * capacity.cores)
     factor = cores / capacity.cores
-    threads = factor * capacity.threads
+    lock, threads = limits.get("lock"), factor * capacity.threads
+    locks = max(1.0, factor * (lock.capacity if lock is not None else 0.0))
+    changed = sent.with_capacity({"threads": threads, "cores": factor * limit.capacity, "lock": locks})
     return _advice(
-        "workers", limits, sent.with_capacity({"threads": threads, "cores": factor * limit.capacity}), noise,
+        "workers", limits, changed, noise,
         change=f"{_OTHER_HOSTS[capacity.form]}: {cores} cores in all",
         reason=f"{counted(capacity.cores, 'core')} {'is' if capacity.cores == 1 else 'are'} busy"
         + (f"; with {cores} {ends}" if trainer else ""),
@@ -200,18 +208,20 @@ def _processes(
 ) -> Iterator[Advice]:
     """Processes instead of threads, where threads wait for each other."""
     threads = limits.get("threads")
-    if capacity.form != "threads" or limit.name != "threads" or threads is None or capacity.threads < 2:
+    if capacity.form != "threads" or limit.name not in ("threads", "lock") or threads is None or capacity.threads < 2:
         return
     waiting_s = facts.lock_wait_s
-    if waiting_s < _WAITS * facts.block_busy_s:
+    if limit.name == "threads" and waiting_s < _WAITS * facts.block_busy_s:
         return
     computing_s = facts.block_busy_s - facts.fetch_s
     kept = max(0.0, 1 - waiting_s / computing_s)
     uses = {stage: use if stage == "store wait" else use * kept for stage, use in threads.uses.items()}
+    changed = _with_workers(_with_sending(limits, facts).with_uses({"threads": uses}), capacity.threads, 1)
+    waits = f"block threads wait for each other {waiting_s / facts.block_busy_s:.0%} of the time: blocks are short"
     yield _advice(
-        "processes", limits, _with_sending(limits, facts).with_uses({"threads": uses}), noise,
+        "processes", limits, changed, noise,
         change=f"cluster: {{workers: {capacity.threads}, threads: 1}}",
-        reason=f"block threads wait for each other {waiting_s / facts.block_busy_s:.0%} of the time: blocks are short",
+        reason=waits if limit.name == "threads" else "threads of one process share the interpreter's lock",
         caveat="larger row groups make blocks longer, too",
     )  # fmt: skip
 
@@ -245,6 +255,8 @@ def _feature_cache(limits: ResourceLimits, facts: RunFacts, capacity: Capacity, 
     change = dict.fromkeys(("threads", "cores", "window"), uses)
     if cores is not None:
         change["cores"] = {"decoding": read, "ops": 0.0}
+    if limits.get("lock") is not None:
+        change["lock"] = {"decoding": 0.0, "ops": 0.0}
     saved = 0.0 if cores is None else cores.use - limits.with_uses(change).get("cores").use  # type: ignore[union-attr]
     saved = saved if cores is not None and saved > _SAVES * cores.use else 0.0
     ratio, interval = predicted(limits, limits.with_uses({**change, "store": {"store wait": 0.0}}), noise)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
+from statistics import median
 from typing import Self
 
 from feedline.loader.wire.facts import BlockStats, FeederStats
@@ -40,7 +41,8 @@ class Capacity:
     form: of `cluster`: "threads", "processes", "provider" or "scheduler". own_cores: whether blocks, feeder and
     trainer share `cores`. store_bytes_per_s: that its store delivers at most (None: unknown). window: blocks in flight
     (0: undecided), with its reason. epochs: of the run. cached: whether it has a cache of features. copiers: threads
-    that copy batches into slots.
+    that copy batches into slots. lock_share: of the CPU time of a block thread, for which it holds the interpreter's
+    lock (None: unknown).
     """
 
     cores: float
@@ -54,6 +56,7 @@ class Capacity:
     epochs: int = 1
     cached: bool = False
     copiers: int = 2
+    lock_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,9 @@ class RunFacts:
     blocks. read_s, transform_s, encode_s: seconds of their stages, with the CPU seconds among them; transform_cpu_s
     includes Polars' threads. fetch_s: of `read_s`, waiting for the store. contended_s: of all three, ready to run
     while other threads had the CPUs. queued_s: between a block's submission and its result, without its computing.
-    loop_cpu_s: of the feeder's loop. copy_s: of writing slots, copy_cpu_s its CPU. planning_s: until the plan was
-    there. found, computed: columns that a cache had and had not.
+    loop_cpu_s: of the feeder's loop. copy_s: of writing slots, copy_cpu_s its CPU. other_cpu_s: of all other threads of
+    the feeder and of the workers that share its cores: of Dask, of a store's client (0: unknown). planning_s: until the
+    plan was there. found, computed: columns that a cache had and had not.
     """
 
     wall_s: float = 0.0
@@ -90,6 +94,7 @@ class RunFacts:
     loop_cpu_s: float = 0.0
     copy_s: float = 0.0
     copy_cpu_s: float = 0.0
+    other_cpu_s: float = 0.0
     wait_slots_s: float = 0.0
     planning_s: float = 0.0
     found: int = 0
@@ -150,7 +155,7 @@ class RunFacts:
     @property
     def cores_used(self) -> float:
         """CPU seconds per second, as far as they are counted."""
-        used_s = self.block_cpu_s + self.loop_cpu_s + self.copy_cpu_s + self.trainer_cpu_s
+        used_s = self.block_cpu_s + self.loop_cpu_s + self.copy_cpu_s + self.other_cpu_s + self.trainer_cpu_s
         return used_s / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
@@ -189,6 +194,20 @@ def sum_samples(samples: Sequence[RunFacts]) -> RunFacts:
     sums = map(sum, zip(*map(_SUMMED, samples), strict=True))
     waits = [each.trainer_wait_s for each in samples if each.trainer_wait_s is not None]
     return RunFacts(trainer_wait_s=sum(waits) if waits else None, **dict(zip(_SUMMED_NAMES, sums, strict=True)))
+
+
+def with_other_cpu(samples: Sequence[RunFacts], feeder_cpu_s: Sequence[float]) -> list[RunFacts]:
+    """The samples with the CPU time of the feeder's other threads. feeder_cpu_s: of its processes, in each sample.
+
+    It is taken for steady, as the median of all samples: in the first of them Dask starts, which no row causes.
+    """
+    if not samples:
+        return []
+    cores = median(
+        (cpu_s - each.block_cpu_s - each.loop_cpu_s - each.copy_cpu_s) / each.wall_s if each.wall_s > 0 else 0.0
+        for each, cpu_s in zip(samples, feeder_cpu_s, strict=True)
+    )
+    return [replace(each, other_cpu_s=max(0.0, cores) * each.wall_s) for each in samples]
 
 
 def interval_of(samples: Sequence[RunFacts], value: Callable[[RunFacts], float]) -> Interval | None:

@@ -179,13 +179,14 @@ def _sentence(
         return f"Nothing: your trainer is the limit.{waits}"
     who = "" if wait is None else f"Trainer waits {wait:.0%}: "
     names, share = parts.get(limit.stage, ("", 1.0))
-    takes = "take" if limit.stage == "ops" else "takes"
+    takes = "take" if limit.stage in ("ops", "other threads") else "takes"
     if share < _MOST:  # no column or op is to blame alone
         names, share = f"({names} first of all)", 1.0
     what = " ".join(filter(None, (limit.stage, names, takes, f"{limit.stage_share * share:.0%} of {_OF[limit.name]}")))
     sizes = {
         "cores": counted(capacity.cores, "core") + ", which other programs use, too" * is_crowded(facts, capacity),
         "threads": counted(capacity.threads, "thread"),
+        "lock": "one process" if limit.capacity == 1 else f"{limit.capacity:.0f} worker processes",
         "window": f"{counted(capacity.window, 'block')} in flight ({capacity.window_reason})",
         "store": f"{(capacity.store_bytes_per_s or 0) / 1e6:,.0f} MB/s of the store",
         "loop": "the feeder's loop, which is one thread",
@@ -200,6 +201,7 @@ _OF = {
     "cores": "CPU",
     "threads": "the block threads' time",
     "window": "the block threads' time",
+    "lock": "the interpreter's lock, which threads of a process share",
     "store": "the store",
     "loop": "the feeder's loop",
     "copy": "the copying",
@@ -207,6 +209,7 @@ _OF = {
 _DESCRIPTIONS = {
     "trainer": "the trainer allows",
     "threads": "block threads allow",
+    "lock": "the interpreter's lock allows",
     "cores": "the cores allow",
     "window": "blocks in flight allow",
     "store": "the store allows",

@@ -43,6 +43,10 @@ _PROVIDER_EXIT_S = 45.0
 _LAST_WORDS_BYTES = 4000
 # Default memory of a rank's blocks and ring: this, or its share of half of the free memory if that is less.
 _MEMORY_BYTES = 4 * 2**30
+# How long a thread of a feeder keeps the interpreter's lock while others wait for it. By default 5 ms: as long as a
+# block of narrow rows, whose thread asks for it after each native call, while Dask is imported and the loop delivers
+# beside it.
+LOCK_S = 0.0005
 # A log beyond the first size is cut to the second.
 _LOG_NAME = "feeder.log"
 LOG_BYTES, LOG_KEPT_BYTES = 16 * 2**20, 2**20

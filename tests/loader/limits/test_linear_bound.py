@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,38 @@ def test_resources_of_a_run_are_what_its_rows_use():
     apart = limits_of(facts, Capacity(cores=2, threads=4, own_cores=False)).get("cores")
     assert apart is not None
     assert apart.rows_per_s == pytest.approx(2 * 2000 / 8)
+
+
+def test_threads_of_a_process_share_the_interpreters_lock():
+    facts = RunFacts(
+        wall_s=1.0,
+        rows=1000,
+        block_rows=2000,
+        read_s=8.0,
+        read_cpu_s=2.0,
+        fetch_s=6.0,
+        transform_s=4.0,
+        transform_cpu_s=4.0,
+        loop_cpu_s=0.5,
+        copy_cpu_s=0.1,
+        other_cpu_s=0.3,
+    )
+    capacity = Capacity(cores=64, threads=8, workers=1, lock_share=0.25)
+    limits = limits_of(facts, capacity)
+    lock, cores = limits.get("lock"), limits.get("cores")
+    assert lock is not None
+    assert cores is not None
+    assert lock.rows_per_s == pytest.approx(1 / (0.25 * 6 / 2000 + (0.5 + 0.3) / 1000))
+    assert cores.rows_per_s == pytest.approx(64 / (6 / 2000 + (0.5 + 0.1 + 0.3) / 1000))
+    # Workers have a lock each, and neither the loop nor the feeder's other threads want it.
+    workers = limits_of(facts, replace(capacity, form="processes", workers=3)).get("lock")
+    assert workers is not None
+    assert workers.rows_per_s == pytest.approx(3 / (0.25 * 6 / 2000))
+    assert limits_of(facts, replace(capacity, lock_share=None)).get("lock") is None
+    # What a stage saves of CPU seconds, it saves of the lock in part.
+    saved = limits.saving("ops", 1 / 2000).get("lock")
+    assert saved is not None
+    assert saved.use == pytest.approx(lock.use - 0.25 / 2000)
 
 
 @pytest.mark.parametrize(("window", "binding"), [(0, "threads"), (2, "window"), (7, "window"), (8, "threads")])

@@ -67,8 +67,34 @@ def test_waiting_threads_get_more_threads(staged: Staged):
     assert first.rows_ratio == pytest.approx(4.0)
 
 
-def test_more_threads_are_advised_in_steps(staged: Staged):
-    """What the lock, delivery and a store's client take is not measured: beyond four times the threads it shows."""
+def test_more_threads_end_where_the_interpreters_lock_does(staged: Staged):
+    """Two threads that wait for a store deliver 1 M rows/s; their lock, loop and client allow ten times of that."""
+    facts = staged(wait_s=None, decode_s=0.06, fetch_s=1.94, loop_cpu_s=0.04, other_cpu_s=0.03)
+    first = judge([facts], Capacity(cores=2, threads=2, lock_share=0.5)).advice[0]
+    assert first.change == "cluster: {threads: 20}"
+    assert first.rows_ratio == pytest.approx(10.0)
+
+
+def test_threads_that_use_up_the_interpreters_lock_get_processes(staged: Staged):
+    facts = staged(wait_s=0.5, decode_s=1.0, ops_s=0.4, slept_s=1.0, loop_cpu_s=0.1, other_cpu_s=0.05)
+    verdict = judge([facts], Capacity(cores=64, threads=8, lock_share=0.6))
+    assert (verdict.limit, verdict.stage) == ("lock", "decoding")
+    assert "of the interpreter's lock, which threads of a process share; the limit is" in verdict.sentence
+    assert verdict.sentence.endswith("with one process.")
+    [advice] = [each for each in verdict.advice if each.kind in ("threads", "processes", "workers")]
+    assert advice.change == "cluster: {workers: 8, threads: 1}"
+    assert advice.rows_ratio == pytest.approx(2.0), "the trainer's own pace"
+
+
+def test_workers_bring_a_lock_each(staged: Staged):
+    capacity = Capacity(cores=64, threads=16, workers=2, form="processes", lock_share=0.9)
+    verdict = judge([staged(wait_s=0.5, decode_s=2.0, ops_s=0.2, slept_s=1.0)], capacity)
+    assert verdict.limit == "lock"
+    assert verdict.sentence.endswith("with 2 worker processes.")
+    assert (verdict.advice[0].kind, verdict.advice[0].rows_ratio) == ("workers", pytest.approx(1.5))
+
+
+def test_more_threads_are_advised_in_steps_where_the_lock_was_not_measured(staged: Staged):
     first = judge([staged(wait_s=0.99, decode_s=0.01, fetch_s=1.99)], Capacity(cores=64, threads=2)).advice[0]
     assert (first.kind, first.change) == ("threads", "cluster: {threads: 8}")
     assert first.rows_ratio == pytest.approx(4.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feedline.loader.encoding.cache_counts import CacheCounts
-from feedline.loader.limits.run_facts import Interval, RunFacts, interval_of, sum_samples
+from feedline.loader.limits.run_facts import Interval, RunFacts, interval_of, sum_samples, with_other_cpu
 from feedline.loader.wire.facts import BlockStats, FeederStats
 
 OLD = FeederStats(
@@ -55,6 +55,15 @@ def test_samples_add_up():
     both = sum_samples([one, replace(one, rows=30), replace(one, rows=5, trainer_wait_s=None)])
     assert (both.wall_s, both.rows, both.trainer_wait_s, both.read_s) == (3.0, 45, 0.5, 1.5)
     assert sum_samples([]) == RunFacts()
+
+
+def test_other_threads_are_what_no_count_has_without_the_start_of_dask():
+    counted = RunFacts(wall_s=2.0, rows=10, read_cpu_s=0.5, loop_cpu_s=0.1, copy_cpu_s=0.2)
+    found = with_other_cpu([counted] * 4, [1.8, 1.0, 0.9, 1.0])
+    assert [each.other_cpu_s for each in found] == pytest.approx([0.2] * 4)
+    assert found[0].cores_used == pytest.approx(0.5)
+    assert [each.other_cpu_s for each in with_other_cpu([counted], [0.1])] == [0.0]
+    assert with_other_cpu([], []) == []
 
 
 def test_interval_covers_the_true_rate_about_as_often_as_it_says():

@@ -1,0 +1,73 @@
+"""Measure the share of a block thread's CPU time for which it holds the interpreter's lock, on sampled blocks.
+
+Runs in: the process that explains, with nothing else running in it. Threads of one process compute the same blocks. Of
+two, each needs the lock for a share h of its time, and finds it held for a share h of that: it waits h * h seconds per
+CPU second. Where threads mostly wait for a store, so many run that one other computes on average.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from feedline.blocks.request import BlockResult
+from feedline.explain.costs.cpu_time import CpuBudget
+from feedline.loader.limits.run_facts import RunFacts, sum_samples
+
+_ROUNDS = 3
+_ROUND_S = 0.1  # of each thread: its start is a small part of that
+_MOST_THREADS = 16  # each holds a block
+_TIMES = tuple({each.name for each in fields(RunFacts)} & {each.name for each in fields(BlockResult)} - {"rows"})
+
+
+def measure_lock_share(run: Callable[[], Sequence[BlockResult]], budget: CpuBudget) -> float:
+    """The share, from 0 to 1. run: computes some blocks; called by several threads at once. One round is measured at
+    least, whatever is left of the budget."""
+    shares = list[float]()
+    while not shares or (len(shares) < _ROUNDS and budget.left_s > budget.used_s / len(shares)):
+        alone = _computed(run, 1)
+        busy = alone.block_busy_s
+        threads = min(_MOST_THREADS, 1 + round(busy / max(busy - alone.fetch_s, busy / _MOST_THREADS)) if busy else 2)
+        shares.append(lock_share(alone, _computed(run, threads), threads))
+    return float(np.median(shares))
+
+
+def lock_share(alone: RunFacts, together: RunFacts, threads: int) -> float:
+    """The share by what one thread waits, and so many together."""
+    if not (alone.block_cpu_s > 0 and together.block_cpu_s > 0 and together.block_busy_s > 0):
+        return 0.0
+    others = (threads - 1) * max(0.0, 1 - together.fetch_s / together.block_busy_s)
+    waits = together.lock_wait_s / together.block_cpu_s - alone.lock_wait_s / alone.block_cpu_s
+    return min(1.0, (max(0.0, waits) / others) ** 0.5) if others > 0 else 0.0
+
+
+def _computed(run: Callable[[], Sequence[BlockResult]], threads: int) -> RunFacts:
+    """Sums over the blocks that so many threads compute at the same time."""
+    found: list[RunFacts] = []
+    failures: list[BaseException] = []
+    begins = threading.Barrier(threads)
+
+    def compute() -> None:
+        begins.wait()
+        ends_s = time.perf_counter() + _ROUND_S
+        try:
+            while not failures:
+                results = run()
+                found.append(RunFacts(**{name: sum(getattr(each, name) for each in results) for name in _TIMES}))
+                if time.perf_counter() >= ends_s:
+                    break
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=compute, name="feedline-lock-share") for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+    return sum_samples(found)
