@@ -1,8 +1,9 @@
 """Describe and measure each feature's chain of ops, for `feedline plan --ops`.
 
 Runs in: the process of the command. The cost of a feature is the CPU time of its whole chain alone, on the first rows
-that a run would deliver. A run computes shared steps once, so the pass over all features is measured as well. What a
-feature costs in a run, decoding and codes with it, is `cost_account`.
+that a run would deliver; of a deduplicated group, on those that do not repeat the row above. A run computes shared
+steps once, so the pass over all features is measured as well. What a feature costs in a run, decoding and codes with
+it, is `cost_account`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import Any
 import polars as pl
 
 from feedline.blocks.compute import first_chunks
+from feedline.blocks.jobs import CompiledPart, compile_job
 from feedline.explain.costs.cpu_time import CpuBudget, measure_in_turn
 from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.layout import BatchSchema
 from feedline.planning.dedup.group_measure import job_of
 from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.compile.describe import Chain, chains
+from feedline.warehouse.parquet.repeated_rows import run_starts_at
 
 _CHUNKS = 3
 OP_ROUNDS = 2
@@ -30,13 +34,15 @@ def describe_ops(plan: Plan) -> dict[str, Any]:
     compiled = plan.features
     job = job_of(plan, compiled.features)
     frames = first_chunks(job, (plan.request(block, 0) for block in plan.schedule(0).blocks(0)), _CHUNKS)
+    parts = [(part, _rows_of(part, frames, job.by)) for part in compile_job(job).parts]
+    frames_of = {feature.name: own for part, own in parts for feature in part.features.features}
     alone = [compile_features([feature], compiled.schema, compiled.artifacts) for feature in compiled.features]
-    works = [partial(_apply, one, frames) for one in alone if not one.missing_fits]
-    finished = [] if compiled.missing_fits else [compiled.apply(frame) for frame in frames]
-    if finished:
-        works += [partial(_apply, compiled, frames), partial(_encode, plan, finished)]
+    works = [partial(_apply, [(one, frames_of[one.features[0].name])]) for one in alone if not one.missing_fits]
+    if frames and not compiled.missing_fits:
+        finished = [(part.schema, [part.features.apply(frame) for frame in own]) for part, own in parts]
+        works += [partial(_apply, [(part.features, own) for part, own in parts]), partial(_encode, finished)]
     seconds = measure_in_turn(works, CpuBudget(), rounds=OP_ROUNDS).min(axis=0).tolist()
-    encoding, whole = (seconds.pop(), seconds.pop()) if finished else (None, None)
+    encoding, whole = (seconds.pop(), seconds.pop()) if len(works) > len(alone) else (None, None)
     costs = [None if one.missing_fits else seconds.pop(0) for one in alone]
     total = sum(cost for cost in costs if cost is not None)
     rows = sum(frame.height for frame in frames)
@@ -45,7 +51,7 @@ def describe_ops(plan: Plan) -> dict[str, Any]:
             **_chain_facts(chain),
             "reads": list(one.parts),
             "shared": {"steps": chain.shared, "features": list(chain.sharers)},
-            "values": (values := _value_count(one, frames)),
+            "values": (values := _value_count(one, frames_of[chain.name])),
             "ms_per_million_values": None if cost is None else 1e9 * cost / max(values, 1),
             "share": None if cost is None else cost / total if total else 0.0,
         }
@@ -67,14 +73,25 @@ def describe_ops(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _apply(features: CompiledFeatures, frames: Sequence[pl.DataFrame]) -> None:
-    for frame in frames:
-        features.apply(frame)
+def _rows_of(part: CompiledPart, frames: Sequence[pl.DataFrame], by: str | None) -> Sequence[pl.DataFrame]:
+    """The rows on which a part's features are computed. by: the column whose values keep runs together."""
+    if not part.columns:
+        return frames
+    names = {*part.columns, by}
+    compared = [[name for name in frame.columns if name in names] for frame in frames]
+    return [frame.filter(run_starts_at(frame, own, ())) for frame, own in zip(frames, compared, strict=True)]
 
 
-def _encode(plan: Plan, frames: Sequence[pl.DataFrame]) -> None:
-    for frame in frames:
-        encode(frame, plan.layout.schema)
+def _apply(works: Sequence[tuple[CompiledFeatures, Sequence[pl.DataFrame]]]) -> None:
+    for features, frames in works:
+        for frame in frames:
+            features.apply(frame)
+
+
+def _encode(works: Sequence[tuple[BatchSchema, Sequence[pl.DataFrame]]]) -> None:
+    for schema, frames in works:
+        for frame in frames:
+            encode(frame, schema)
 
 
 def _chain_facts(chain: Chain) -> dict[str, Any]:

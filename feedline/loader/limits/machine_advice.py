@@ -208,19 +208,19 @@ def _processes(
 ) -> Iterator[Advice]:
     """Processes instead of threads, where threads wait for each other."""
     threads = limits.get("threads")
-    if capacity.form != "threads" or limit.name not in ("threads", "lock") or threads is None or capacity.threads < 2:
+    if capacity.form != "threads" or limit.name not in ("threads", "lock") or threads is None:
         return
-    waiting_s = facts.lock_wait_s
-    if limit.name == "threads" and waiting_s < _WAITS * facts.block_busy_s:
+    waiting_s, workers = facts.lock_wait_s, max(capacity.threads, 2)
+    if limit.name == "threads" and (capacity.threads < 2 or waiting_s < _WAITS * facts.block_busy_s):
         return
     computing_s = facts.block_busy_s - facts.fetch_s
     kept = max(0.0, 1 - waiting_s / computing_s)
     uses = {stage: use if stage == "store wait" else use * kept for stage, use in threads.uses.items()}
-    changed = _with_workers(_with_sending(limits, facts).with_uses({"threads": uses}), capacity.threads, 1)
+    changed = _with_workers(_with_sending(limits, facts).with_uses({"threads": uses}), workers, 1)
     waits = f"block threads wait for each other {waiting_s / facts.block_busy_s:.0%} of the time: blocks are short"
     yield _advice(
         "processes", limits, changed, noise,
-        change=f"cluster: {{workers: {capacity.threads}, threads: 1}}",
+        change=f"cluster: {{workers: {workers}, threads: 1}}",
         reason=waits if limit.name == "threads" else "threads of one process share the interpreter's lock",
         caveat="larger row groups make blocks longer, too",
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from costly_tables import costly_plan
 
 from feedline.explain.costs.op_costs import describe_ops
@@ -26,3 +27,19 @@ def test_features_without_fits_have_none(tmp_path: Path):
     assert costs["item"] is None
     assert costs["clicked"] > 0
     assert facts["ms_per_million_rows"]["pass"] is None
+
+
+def test_ops_of_a_group_are_computed_on_its_unique_rows(tmp_path: Path):
+    plan = costly_plan(
+        tmp_path,
+        rows=4_000,
+        row_group_rows=4_000,
+        columns={"user": lambda _, rows: np.arange(rows) // 5 * 2.5},
+        features={"dense": {"user": ["log1p"], "price": ["log1p"]}, "label": {"clicked": []}},
+        dedup={"users": {"columns": ["user"]}},
+        shuffle={"seed": 1, "rows": False},
+    )
+    facts = describe_ops(plan)
+    values = {feature["name"]: feature["values"] for feature in facts["features"]}
+    assert values == {"user": facts["rows"] / 5, "price": facts["rows"], "clicked": facts["rows"]}
+    assert facts["ms_per_million_rows"]["encode"] > 0

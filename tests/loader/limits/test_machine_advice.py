@@ -86,6 +86,15 @@ def test_threads_that_use_up_the_interpreters_lock_get_processes(staged: Staged)
     assert advice.rows_ratio == pytest.approx(2.0), "the trainer's own pace"
 
 
+def test_one_thread_that_the_feeders_own_threads_keep_from_the_lock_gets_processes(staged: Staged):
+    facts = staged(wait_s=None, decode_s=0.6, loop_cpu_s=0.3, other_cpu_s=0.15)
+    verdict = judge([facts], Capacity(cores=64, threads=1, lock_share=0.9))
+    assert verdict.limit == "lock"
+    [advice] = [each for each in verdict.advice if each.kind == "processes"]
+    assert advice.change == "cluster: {workers: 2, threads: 1}"
+    assert advice.rows_ratio == pytest.approx(2.0)
+
+
 def test_workers_bring_a_lock_each(staged: Staged):
     capacity = Capacity(cores=64, threads=16, workers=2, form="processes", lock_share=0.9)
     verdict = judge([staged(wait_s=0.5, decode_s=2.0, ops_s=0.2, slept_s=1.0)], capacity)
