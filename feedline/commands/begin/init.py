@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from feedline.pipeline import Pipeline
 from feedline.profiling.profile_table import table_facts_of
 from feedline.profiling.table_facts import TableFacts
 from feedline.profiling.table_sample import ProfileOptions, TableSample, sample_table
+from feedline.resources.scratch import scratch_folder
 from feedline.warehouse.storage.locations import redact
 
 PIPELINE_FILE, SCRIPT_FILE = "pipeline.yaml", "train.py"
@@ -79,8 +79,8 @@ def init(
         facts, choices, sample = _look(
             table, table_format, choices, ask=not yes and not stdout and is_interactive(), console=console
         )
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = TrialFolder(folder=str(output.absolute()), work_dir=scratch)
+        with scratch_folder() as scratch:
+            folder = TrialFolder(folder=str(output.absolute()), work_dir=str(scratch))
             plan = try_plan(sample, facts, choices, table=_named_from(table, output), folder=folder)
         if stdout:
             print(pipeline_text(plan), end="")

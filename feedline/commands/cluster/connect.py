@@ -5,7 +5,6 @@ Runs in: the process of the command.
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.planning.binding.table_features import required_functions
 from feedline.resources.cgroups import available_cores
-from feedline.resources.scratch import make_scratch
+from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.scaling.demand import Demand
@@ -31,8 +30,7 @@ def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[C
     if spec.cluster.kind == "threads":
         yield None
         return
-    scratch = make_scratch()
-    try:
+    with scratch_folder() as scratch:
         # Worker processes of this machine inherit it: a terminal sends Ctrl-C to them, too, but this process ends them
         # in order. A scheduler or a platform may take minutes: a thread connects, and Ctrl-C interrupts the wait.
         own = spec.cluster.kind == "processes"
@@ -40,7 +38,7 @@ def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[C
         try:
             threads = feeder_threads(spec, cores=available_cores())
             report = Demand(spec.name, job_fingerprint(spec), spec.cluster).first_report()
-            cluster = open_cluster(spec.cluster, threads=threads, scratch=scratch, early=not own, report=report)
+            cluster = open_cluster(spec.cluster, threads=threads, scratch=str(scratch), early=not own, report=report)
         finally:
             signal.signal(signal.SIGINT, before)
         try:
@@ -48,5 +46,3 @@ def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[C
             yield cluster
         finally:
             cluster.close()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

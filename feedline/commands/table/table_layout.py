@@ -6,7 +6,6 @@ Runs in: the process of the command. `optimize` runs its tasks on a Dask cluster
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -28,7 +27,7 @@ from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
 from feedline.planning.binding.read_columns import read_columns_of
 from feedline.resources.cgroups import available_cores
-from feedline.resources.scratch import make_scratch
+from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.spec import load_spec
 from feedline.spec.cluster_section import ClusterSpec
@@ -153,19 +152,18 @@ def _run_optimize(
     run: Callable[..., OptimizeReport], console: Console, *, workers: int | None, threads: int
 ) -> OptimizeReport:
     """Run `run` on a Dask cluster of this machine: worker processes, or threads of this one."""
-    scratch = make_scratch()
     spec = ClusterSpec.model_validate({"workers": workers})
-    cluster = open_cluster(spec, threads=1 if workers else threads, scratch=scratch)
-    try:
-        cluster.check_workers()
-        with ProgressLine():
-            return run(map=cluster.map, threads=workers or threads)
-    except KeyboardInterrupt:
-        console.print("stopped: finished partitions stay; run the same command to continue")
-        raise typer.Exit(130) from None
-    finally:
-        cluster.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_folder() as scratch:
+        cluster = open_cluster(spec, threads=1 if workers else threads, scratch=str(scratch))
+        try:
+            cluster.check_workers()
+            with ProgressLine():
+                return run(map=cluster.map, threads=workers or threads)
+        except KeyboardInterrupt:
+            console.print("stopped: finished partitions stay; run the same command to continue")
+            raise typer.Exit(130) from None
+        finally:
+            cluster.close()
 
 
 def _projection_columns(text: str, table: Table) -> tuple[str, ...]:

@@ -32,7 +32,6 @@ from feedline.explain.costs.rewritten_blocks import (
     RewrittenSample,
     mean_row_group_rows,
     rewrite_sample,
-    scratch_folder,
 )
 from feedline.explain.costs.sampled_blocks import (
     STAGES,
@@ -44,6 +43,7 @@ from feedline.explain.costs.sampled_blocks import (
 )
 from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.plan import Plan
+from feedline.resources.scratch import scratch_folder
 from feedline.spec.dedup_section import DedupSpec
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.dedup_groups import assign_groups

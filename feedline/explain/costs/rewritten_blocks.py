@@ -6,9 +6,7 @@ row groups, in other encodings, or in larger row groups. A request of the new fi
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,13 +41,6 @@ class RewrittenSample:
     nbytes: int
     before: int
     row_group_rows: int
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A temporary folder that is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="feedline-explain-") as folder:
-        yield Path(folder)
 
 
 def read_columns(compiled: CompiledJob) -> list[str]:

@@ -179,7 +179,8 @@ def _start(path: Path, lock: int, launch: HostLaunch, reported: set[str]) -> Non
     for other in path.parent.glob("*-host-*.sock"):  # of launches whose ranks were killed with their feeder
         if other != path:
             _sweep(other)
-    record = _Record(round=launch.round, scratch=make_scratch(), deaths=deaths % FUTILE_DEATHS, restarts=restarts)
+    scratch = make_scratch()
+    record = _Record(round=launch.round, scratch=scratch.path, deaths=deaths % FUTILE_DEATHS, restarts=restarts)
     record.write(lock)
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, open(log_path(record.scratch), "ab") as log:
@@ -190,10 +191,12 @@ def _start(path: Path, lock: int, launch: HostLaunch, reported: set[str]) -> Non
         words += ["--restarts", str(restarts)]
         descriptors = [listening.fileno(), lock]
         try:
-            process = launch.command.start(words, scratch=record.scratch, log=log, descriptors=descriptors)
+            process = launch.command.start(words, scratch=scratch, log=log, descriptors=descriptors)
         except BaseException:
             _clean_up(path, record)
             raise
+        finally:
+            scratch.hand_over()  # the feeder may outlive this process
     _started[record.scratch] = process
     threading.Thread(target=_reap, args=(record.scratch, process), name="feedline-reap", daemon=True).start()
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import stat
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from feedline.loader.ring.status_files import sweep_statuses
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.cgroups import available_cores, available_memory_bytes, launcher_affinity, rank_cores
 from feedline.resources.instructions import choose_cpu, cpu_environment
-from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
+from feedline.resources.scratch import SCRATCH_VARIABLE, ScratchFolder, make_scratch
 from feedline.spec import PipelineSpec
 
 COMMAND_VARIABLE = "FEEDLINE_COMMAND"
@@ -63,13 +62,13 @@ class FeederCommand:
     exit_s: float = _EXIT_S
 
     def start(
-        self, words: Sequence[str], *, scratch: str, log: IO[bytes], descriptors: Sequence[int]
+        self, words: Sequence[str], *, scratch: ScratchFolder, log: IO[bytes], descriptors: Sequence[int]
     ) -> subprocess.Popen[bytes]:
         """Start a feeder in its own session: signals to this process's group do not reach it.
 
         words: further arguments. descriptors: those that it inherits. Raises FeederError if it cannot be started.
         """
-        line = [*feeder_words(os.environ), *self.arguments, "--scratch", scratch, *words]
+        line = [*feeder_words(os.environ), *self.arguments, "--scratch", scratch.path, *words]
         try:
             with standard_input(self.pipeline) as pipeline:
                 return subprocess.Popen(
@@ -77,8 +76,8 @@ class FeederCommand:
                     stdin=pipeline,
                     stdout=log,
                     stderr=log,
-                    pass_fds=descriptors,
-                    env={**os.environ, **self.environment, SCRATCH_VARIABLE: scratch},
+                    pass_fds=[*descriptors, scratch.lock],
+                    env={**os.environ, **self.environment, SCRATCH_VARIABLE: scratch.path},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -141,7 +140,7 @@ class FeederProcess:
         self._scratch = make_scratch()
         self._exit_s = command.exit_s
         self.channel, theirs = pair()
-        self.log_path = log_path(self._scratch)
+        self.log_path = log_path(self._scratch.path)
         self._log = open(self.log_path, "a+b", buffering=0)  # noqa: SIM115 -- open for as long as the process
         words = ["--parent", str(os.getpid()), "--fd", str(theirs.fileno()), "--restarts", str(restarts)]
         try:
@@ -173,7 +172,7 @@ class FeederProcess:
 
     def _release(self) -> None:
         self._log.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
         sweep_statuses()
 
 

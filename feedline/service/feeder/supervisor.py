@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from feedline.loader.ring.status_files import sweep_statuses
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, PlanFacts
 from feedline.progress import Progress
-from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
+from feedline.resources.scratch import SCRATCH_VARIABLE, ScratchFolder, make_scratch
 
 
 @dataclass(slots=True)
@@ -49,7 +48,7 @@ class SupervisedFeeder:
     ranks: Sequence[RankReports]
     command: FeederCommand
     process: subprocess.Popen[str] | None = None
-    scratch: str | None = None
+    scratch: ScratchFolder | None = None
     futile_deaths: int = 0
     restarts: int = 0
 
@@ -94,15 +93,15 @@ class Supervisor:
             if feeder.process is not None:
                 await_end(feeder.process, within_s=feeder.command.exit_s)
             if feeder.scratch is not None:
-                shutil.rmtree(feeder.scratch, ignore_errors=True)
+                feeder.scratch.remove()
         sweep_statuses()
 
     def _start(self, feeder: SupervisedFeeder) -> None:
         if feeder.scratch is not None:
-            shutil.rmtree(feeder.scratch, ignore_errors=True)
+            feeder.scratch.remove()
             sweep_statuses()
         feeder.scratch = make_scratch()
-        words = ["--listen", "--parent", str(os.getpid()), "--scratch", feeder.scratch]
+        words = ["--listen", "--parent", str(os.getpid()), "--scratch", feeder.scratch.path]
         words += ["--restarts", str(feeder.restarts)]
         with standard_input(feeder.command.pipeline) as pipeline:
             process = subprocess.Popen(
@@ -113,7 +112,8 @@ class Supervisor:
                 stderr=subprocess.PIPE if sys.stderr.isatty() else None,
                 text=True,
                 errors="replace",
-                env={**os.environ, **feeder.command.environment, SCRATCH_VARIABLE: feeder.scratch},
+                pass_fds=[feeder.scratch.lock],
+                env={**os.environ, **feeder.command.environment, SCRATCH_VARIABLE: feeder.scratch.path},
             )
         feeder.process = process
         for rank in feeder.ranks:

@@ -11,7 +11,6 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,11 +78,11 @@ class _UnlinkedFile:
         self.size = 0
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self._descriptor, name = tempfile.mkstemp(prefix="feedline-", suffix=".tmp", dir=folder)
+            file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 -- open for as long as this object
         except OSError as error:
             raise self._full(error) from error
-        weakref.finalize(self, partial(os.close, self._descriptor))
-        Path(name).unlink()
+        self._descriptor = file.fileno()
+        weakref.finalize(self, file.close)
 
     def append(self, content: pa.Buffer) -> int:
         """Write at the end; returns the file's new size."""

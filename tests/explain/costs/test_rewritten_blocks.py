@@ -18,10 +18,10 @@ from feedline.explain.costs.rewritten_blocks import (
     mean_row_group_rows,
     read_columns,
     rewrite_sample,
-    scratch_folder,
 )
 from feedline.explain.costs.sampled_blocks import BlockSample, sample_blocks
 from feedline.planning.plan import Plan
+from feedline.resources.scratch import scratch_folder
 
 
 def images(sample: BlockSample) -> list[bytes]:

@@ -68,6 +68,19 @@ def test_pipelines_travel_on_standard_input_only(tmp_path: Path, monkeypatch: py
     assert not process.log_path.parent.exists()
 
 
+def test_a_feeder_holds_its_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launcher = tmp_path / "launcher"
+    launcher.write_text("#!/bin/sh\nls -l /proc/$$/fd\n")
+    launcher.chmod(0o700)
+    monkeypatch.setenv("FEEDLINE_COMMAND", str(launcher))
+    process = FeederProcess(command())
+    try:
+        assert f" -> {process.log_path.parent}\n" in process.last_words()
+    finally:
+        process.channel.close()
+        process.end()
+
+
 def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEEDLINE_COMMAND", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
