@@ -21,7 +21,7 @@ from feedline.loader.ring.client import FeederClient, Slot
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.wire.facts import FeederStats, Hello, PlanFacts
 from feedline.progress import report_progress
-from feedline.resources.thread_clocks import tree_cpu_s
+from feedline.resources.thread_clocks import process_cpu_s, tree_cpu_s
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.spec import PipelineSpec
 
@@ -107,7 +107,7 @@ def run_shortly(
         progress = start_draining(
             feed, hello, rank=0, epochs=epochs, stop=lambda: stop() or ended.is_set(), train=train
         )
-        _sample(progress, readings, seconds, sample_s, stop, is_begun)
+        _sample(progress, readings, seconds, sample_s, stop, is_begun, spec.cluster.kind == "processes")
         pace = _pace(progress, trainer, stop) if headspace and len(readings) > 1 else None
         if progress.error is not None:
             raise progress.error
@@ -147,8 +147,10 @@ def _sample(
     sample_s: float,
     stop: Callable[[], bool],
     is_begun: Callable[[], bool],
+    has_workers: bool,
 ) -> None:
-    """Read the counts every `sample_s`, from when it has begun, until the time is over or the drain has ended."""
+    """Read the counts every `sample_s`, from when it has begun, until the time is over or the drain has ended.
+    has_workers: the feeder starts processes."""
     tick = threading.Event()
     opened_s = time.perf_counter()
     while not stop() and not progress.done and not is_begun():
@@ -160,7 +162,7 @@ def _sample(
         tick.wait(_LOOK_S)
     if not is_begun():
         return
-    first = _read(progress)
+    first = _read(progress, has_workers)
     readings.append(replace(first, stats=replace(first.stats, planning_s=0.0)))  # that time comes before the samples
     began_s = readings[0].at_s
     while True:
@@ -168,17 +170,18 @@ def _sample(
         while not (is_over := stop() or progress.done) and time.perf_counter() < due_s:
             report_progress("running", int(time.perf_counter() - began_s), math.ceil(seconds), "s")
             tick.wait(min(_LOOK_S, max(0.001, due_s - time.perf_counter())))
-        readings.append(_read(progress))
+        readings.append(_read(progress, has_workers))
         if is_over or readings[-1].at_s >= began_s + seconds:
             return
 
 
-def _read(progress: DrainProgress) -> _Reading:
+def _read(progress: DrainProgress, has_workers: bool) -> _Reading:
     now_s = time.perf_counter()
+    cpu_of = tree_cpu_s if has_workers else process_cpu_s
     return _Reading(
         at_s=now_s,
         cpu_s=time.process_time(),
-        feeder_cpu_s=0.0 if progress.answer is None else tree_cpu_s(progress.answer.feeder.feeder),
+        feeder_cpu_s=0.0 if progress.answer is None else cpu_of(progress.answer.feeder.feeder),
         rows=progress.rows,
         wait_s=progress.wait_s if progress.feed is None else progress.feed.stats.wait_until(now_s),
         stats=progress.feeder or FeederStats(),

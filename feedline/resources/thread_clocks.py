@@ -28,21 +28,31 @@ def contended_s() -> float:
     return 0.0
 
 
+def process_cpu_s(pid: int) -> float:
+    """The CPU seconds of a process; 0 where that is unknown."""
+    found = _process(pid)
+    return 0.0 if found is None else found[1]
+
+
 def tree_cpu_s(root: int) -> float:
     """The CPU seconds of a process and of all that it has started, directly or not, and that still run; 0 where that is
-    unknown."""
-    parents, seconds = dict[int, int](), dict[int, float]()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it ended
-            # The second field is the name, which may hold spaces; after it, the numbers are those of proc(5), less 3.
-            numbers = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            parents[int(folder.name)] = int(numbers[1])
-            seconds[int(folder.name)] = (int(numbers[11]) + int(numbers[12])) / _TICKS_PER_S
-    tree, missing = {root}, set(parents)
-    while more := {pid for pid in missing if parents[pid] in tree}:
+    unknown. Takes 25 us per process of the host."""
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    found = {pid: process for pid in pids if (process := _process(pid)) is not None}
+    tree, missing = {root}, set(found)
+    while more := {pid for pid in missing if found[pid][0] in tree}:
         tree |= more
         missing -= more
-    return sum(seconds.get(pid, 0.0) for pid in tree)
+    return sum(found[pid][1] for pid in tree if pid in found)
+
+
+def _process(pid: int) -> tuple[int, float] | None:
+    """The parent of a process, and its CPU seconds; None if it ended, or there is no /proc."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The second field is the name, which may hold spaces; after it, the numbers are those of proc(5), less 3.
+        numbers = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(numbers[1]), (int(numbers[11]) + int(numbers[12])) / _TICKS_PER_S
+    return None
 
 
 class PoolClock:

@@ -7,7 +7,7 @@ import time
 
 import polars as pl
 
-from feedline.resources.thread_clocks import PoolClock, contended_s, tree_cpu_s
+from feedline.resources.thread_clocks import PoolClock, contended_s, process_cpu_s, tree_cpu_s
 
 
 def test_the_pools_cpu_time_and_the_callers_are_the_process():
@@ -40,7 +40,8 @@ def test_waiting_for_a_cpu_only_grows():
 
 
 def test_a_process_counts_with_those_that_it_started():
-    own_s = tree_cpu_s(os.getpid())
+    own_s = process_cpu_s(os.getpid())
     assert abs(own_s - time.process_time()) < 1.0
+    assert tree_cpu_s(os.getpid()) >= own_s
     assert tree_cpu_s(os.getppid()) >= own_s
-    assert tree_cpu_s(2**22 + 1) == 0.0, "no process has that number"
+    assert tree_cpu_s(2**22 + 1) == process_cpu_s(2**22 + 1) == 0.0, "no process has that number"

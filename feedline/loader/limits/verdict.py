@@ -134,6 +134,8 @@ def stage_rates(samples: Sequence[RunFacts], capacity: Capacity) -> tuple[StageR
         if math.isfinite(found := single(facts)):
             interval = interval_of(samples, single)
             rates.append(StageRate(name=name, seconds=seconds, cpu_s=cpu_s, rows_per_s=found, interval=interval))
+    if (other_s := facts.other_cpu_s) > 0:
+        rates.append(StageRate(name="other threads", seconds=other_s, cpu_s=other_s, rows_per_s=math.inf))
     waits = StageRate(name="slot wait", seconds=facts.wait_slots_s, cpu_s=0.0, rows_per_s=math.inf)
     return (*rates, waits)
 

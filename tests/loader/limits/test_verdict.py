@@ -91,6 +91,14 @@ def test_the_feeders_loop(staged: Staged):
     assert (verdict.limit, verdict.advice[0].kind) == ("loop", "batch")
 
 
+def test_other_threads_are_a_stage_that_may_be_named(staged: Staged):
+    facts = staged(wait_s=0.5, ops_s=0.2, loop_cpu_s=0.4, other_cpu_s=1.2)
+    verdict = judge([facts], Capacity(cores=2, threads=8))
+    assert verdict.sentence.startswith("Trainer waits 50%: other threads take 67% of CPU")
+    assert [each.cpu_s for each in verdict.stages if each.name == "other threads"] == [1.2]
+    assert "other threads" not in {each.name for each in judge([staged(ops_s=0.2)], TWO).stages}
+
+
 def test_a_store_with_a_known_bandwidth(staged: Staged):
     verdict = judge([staged(wait_s=0.6, fetch_s=1.0)], Capacity(cores=8, threads=8, store_bytes_per_s=50e6))
     assert verdict.limit == "store"
