@@ -32,10 +32,10 @@ from feedline.profiling.table_sample import (
     TableSample,
     report_phase,
     sample_table,
+    unlike_files,
 )
 from feedline.profiling.time_order import TimeOrder
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import redact
 from feedline.warehouse.storage.parallel import in_threads
 
@@ -255,7 +255,8 @@ def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str |
     elif not taken.sample.rows.num_rows:
         kept = "no row of the sample could be read" if taken.skipped else "the sample has no row that `where` keeps"
         found.append(f"{kept}: columns are described by their types and footers alone")
-    found += _unlike_files(taken.snapshot)
+    if (unlike := unlike_files(taken.snapshot)) is not None:
+        found.append(f"the folder may hold several tables: {unlike}. Name the files of one of them")
     found += [f"column {name!r} is left out: {reason}" for name, reason in taken.sample.unreadable.items()]
     found += [f"column {each.name!r}: {each.reason}" for each in columns if each.role == "time" and each.reason]
     found += [
@@ -268,16 +269,3 @@ def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str |
     if (ignored := taken.snapshot.ignored) > 0:
         found.append(f"{ignored:,} files with other suffixes than Parquet's are no part of the table")
     return found
-
-
-def _unlike_files(snapshot: Snapshot) -> list[str]:
-    """A sentence where files share no column with others: a folder may hold two tables."""
-    first = snapshot.file_schemas[0].names if snapshot.file_schemas else []
-    other = next((index for index, each in enumerate(snapshot.file_schemas) if not {*first} & {*each.names}), None)
-    if other is None or not first or snapshot.logged:
-        return []
-    schema_of_file = snapshot.files["schema"].to_numpy()
-    paths = [snapshot.files["path"][int(np.flatnonzero(schema_of_file == index)[0])].as_py() for index in (0, other)]
-    count = int(np.count_nonzero(schema_of_file == other))
-    shares = f"{paths[1]} ({count} such files) shares no column with {paths[0]}"
-    return [f"the folder may hold two tables: {shares}. Name the files of one of them"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,7 @@ from feedline.warehouse.storage.locations import join, redact
 
 # Of an index without a name: as pandas writes it to Parquet, as it reads it from CSV, and as R's tables have it.
 _INDEX_NAME = re.compile(r"__index_level_[0-9]+__|Unnamed: [0-9]+|rownames")
+_SHOWN_KINDS, _SHOWN_COLUMNS = 4, 5  # in a message
 _UNITS = {"sample": "row groups", "columns": "columns", "comparisons": "columns", "sessions": "candidates"}
 
 
@@ -61,7 +63,8 @@ class ProfileOptions:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableSample:
     """A table's snapshot, a sample of its rows, and what was wrong with it. format: hive, manifest, delta or iceberg;
-    where: bound; skipped: files that were left out, each with the reason; index_columns: of pandas."""
+    where: bound; skipped: files that were left out, each with the reason; contradiction: the error of files that are
+    not corrupt, but do not fit the others; index_columns: of pandas."""
 
     snapshot: Snapshot
     sample: RowSample
@@ -69,6 +72,7 @@ class TableSample:
     where: BoundExpression | None
     skipped: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
+    contradiction: TableError | None = None
     index_columns: frozenset[str] = frozenset()
 
     def rows_where(self, where: str | None) -> pa.Table:
@@ -119,7 +123,7 @@ def sample_table(table: str | Sequence[str], options: ProfileOptions) -> TableSa
     format = _format_of(table, listing, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        snapshot, skipped = _snapshot_of_good_files(listing)
+        snapshot, skipped, contradiction = _snapshot_of_good_files(listing)
     where = None if options.where is None else bind_where(options.where, snapshot.schema)
     request = SampleRequest(
         snapshot=snapshot,
@@ -136,8 +140,59 @@ def sample_table(table: str | Sequence[str], options: ProfileOptions) -> TableSa
         where=where,
         skipped=(*skipped, *sample.skipped),
         warnings=tuple(dict.fromkeys(str(each.message) for each in caught)),
+        contradiction=contradiction,
         index_columns=_index_columns(snapshot),
     )
+
+
+def unlike_files(snapshot: Snapshot) -> str | None:
+    """Words on the files of a folder that holds several tables; None where all may be of one.
+
+    A table's columns grow over time: two schemas belong together if they share more than half of the narrower one's
+    columns, and so do those between which such steps lead. A table with a log is one.
+
+        user item clicked | user item clicked price | item price shop   one table, in two steps
+        user item clicked | user age country                            two: they share `user` alone
+    """
+    if snapshot.logged:
+        return None
+    names = [frozenset(schema.names) for schema in snapshot.file_schemas]
+    kinds = _kinds_of(names)
+    if len(kinds) < 2:
+        return None
+    kind_of_schema = np.array([next(i for i, kind in enumerate(kinds) if each in kind) for each in names])
+    kind_of_file = kind_of_schema[snapshot.files["schema"].to_numpy()]
+    files = [np.flatnonzero(kind_of_file == index) for index in range(len(kinds))]
+    shown = "; ".join(_some_files(snapshot, each) for each in files[:_SHOWN_KINDS])
+    more = f"; and {len(kinds) - _SHOWN_KINDS:,} more" if len(kinds) > _SHOWN_KINDS else ""
+    counts = Counter(name for kind in kinds for name in frozenset[str]().union(*kind))
+    shared = sorted(name for name, count in counts.items() if count > 1)
+    columns = ", ".join(map(repr, shared[:_SHOWN_COLUMNS])) + (", ..." if len(shared) > _SHOWN_COLUMNS else "")
+    return f"{shown}{more}, which share " + (f"only {columns}" if shared else "no column")
+
+
+def _kinds_of(schemas: Sequence[frozenset[str]]) -> list[set[frozenset[str]]]:
+    """The schemas (names of columns) that belong together, in the order of their first."""
+    left = list(dict.fromkeys(schemas))
+    kinds = []
+    while left:
+        kind, unseen = set(), [left.pop(0)]
+        while unseen:
+            one = unseen.pop()
+            kind.add(one)
+            unseen += [each for each in left if _is_alike(one, each)]
+            left = [each for each in left if not _is_alike(one, each)]
+        kinds.append(kind)
+    return kinds
+
+
+def _is_alike(a: frozenset[str], b: frozenset[str]) -> bool:
+    return 2 * len(a & b) > min(len(a), len(b)) or not (a and b)
+
+
+def _some_files(snapshot: Snapshot, files: npt.NDArray[np.int64]) -> str:
+    paths = " and ".join(repr(snapshot.files["path"][int(file)].as_py()) for file in files[:2])
+    return paths + (f" (of {len(files):,} files)" if len(files) > 2 else "")
 
 
 def _index_columns(snapshot: Snapshot) -> frozenset[str]:
@@ -177,18 +232,19 @@ def _format_of(table: str | Sequence[str], listing: Listing, options: ProfileOpt
     return "delta" if logs.log_of_folder(table) == logs.DELTA else "iceberg"
 
 
-def _snapshot_of_good_files(listing: Listing) -> tuple[Snapshot, tuple[tuple[str, str], ...]]:
-    """The snapshot of the files that make one table, and the others with the reason."""
+def _snapshot_of_good_files(listing: Listing) -> tuple[Snapshot, tuple[tuple[str, str], ...], TableError | None]:
+    """The snapshot of the files that make one table, the others with the reason, and the error of all as one table."""
     bad: dict[str, str] = {}
 
     def leave_out(path: str, error: Exception) -> None:
         bad[path] = reason_of(error, join(redact(listing.uri), path))
 
     try:
-        return snapshot_of(listing, on_bad=leave_out), tuple(bad.items())
+        return snapshot_of(listing, on_bad=leave_out), tuple(bad.items()), None
     except (StoreError, TableNotFoundError):
         raise
-    except TableError:
+    except TableError as error:
+        contradiction = error
         findings = check_footers(listing, map=None)
         faulty = {bad_file.file: bad_file.reason for bad_file in findings.bad}
         faulty |= {problem.file: problem.reason for problem in findings.problems}
@@ -197,4 +253,4 @@ def _snapshot_of_good_files(listing: Listing) -> tuple[Snapshot, tuple[tuple[str
         good = np.flatnonzero([path not in skipped for path in paths])
         if not skipped or not len(good):
             raise
-    return snapshot_of(listing.take(good)), tuple(skipped.items())
+    return snapshot_of(listing.take(good)), tuple(skipped.items()), contradiction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.errors import ExpressionError, SpecError, TableError, TableNotFoundError
-from feedline.profiling.table_sample import ProfileOptions, TableSample, sample_table
+from feedline.profiling.table_sample import ProfileOptions, TableSample, sample_table, unlike_files
 from feedline.progress import Progress, on_progress
 
 
@@ -95,3 +96,60 @@ def test_phases_are_reported(tmp_path: Path):
         sample_table(str(tmp_path), ProfileOptions())
     assert list(dict.fromkeys(each.phase for each in seen))[-2:] == ["reading footers", "sample"]
     assert (seen[-1].done, seen[-1].total) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["user item clicked", "user item clicked price shop"],  # grown
+        ["user item clicked", "user item clicked price", "item price shop"],  # by steps, the first of which went
+        ["item price shop", "user item clicked", "user item clicked price"],
+        ["user item clicked", "user item device"],  # one renamed
+        ["user"],
+    ],
+)
+def test_columns_that_grew_over_time_are_of_one_table(tmp_path: Path, files: list[str]):
+    for number, names in enumerate(files):
+        write(tmp_path / f"{number}.parquet", pa.table({name: [number] for name in names.split()}))
+    assert unlike_files(sample(tmp_path).snapshot) is None
+
+
+def test_types_that_widened_are_of_one_table(tmp_path: Path):
+    write(tmp_path / "a.parquet", pa.table({"x": pa.array([1], pa.int32()), "y": pa.array([1.0], pa.float32())}))
+    write(tmp_path / "b.parquet", pa.table({"x": [1], "y": [1.0]}))
+    found = sample(tmp_path)
+    assert (found.contradiction, unlike_files(found.snapshot)) == (None, None)
+
+
+def test_files_of_several_tables_are_told_apart(tmp_path: Path):
+    kinds = ("user item clicked", "user age country", "item price shop", "a b c", "d e f")
+    for number, names in enumerate(kinds):
+        for part in range(number + 1):
+            table = pa.table({name: [number] for name in names.split()})
+            write(tmp_path / f"{number}-{part}.parquet", table)
+    write(tmp_path / "_hidden.parquet", pa.table({"other": [1]}))
+    assert unlike_files(sample(tmp_path).snapshot) == (
+        "'0-0.parquet'; '1-0.parquet' and '1-1.parquet'; '2-0.parquet' and '2-1.parquet' (of 3 files); "
+        "'3-0.parquet' and '3-1.parquet' (of 4 files); and 1 more, which share only 'item', 'user'"
+    )
+    assert unlike_files(sample(tmp_path / "[23]*.parquet").snapshot) == (
+        "'2-0.parquet' and '2-1.parquet' (of 3 files); '3-0.parquet' and '3-1.parquet' (of 4 files), "
+        "which share no column"
+    )
+
+
+def test_a_manifest_of_several_tables_is_looked_at_and_a_log_is_one(tmp_path: Path):
+    write(tmp_path / "a.parquet", pa.table({"x": [1], "y": [1]}))
+    write(tmp_path / "b.parquet", pa.table({"x": [1], "z": [1]}))
+    (tmp_path / "files.json").write_text('["a.parquet", "b.parquet"]')
+    snapshot = sample(tmp_path / "files.json", format="manifest").snapshot
+    assert "share only 'x'" in str(unlike_files(snapshot))
+    assert unlike_files(replace(snapshot, logged=True)) is None
+
+
+def test_the_error_of_files_that_contradict_each_other_is_held(tmp_path: Path):
+    write(tmp_path / "a.parquet", pa.table({"x": [1], "y": [1]}))
+    write(tmp_path / "b.parquet", pa.table({"x": ["1"], "y": [1]}))
+    found = sample(tmp_path)
+    assert "column 'x' changed its kind between files" in str(found.contradiction)
+    assert len(found.skipped) == 1

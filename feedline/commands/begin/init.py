@@ -30,11 +30,11 @@ from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.schema import SCHEMA_FILE, write_json_schema
-from feedline.errors import SpecError
+from feedline.errors import SpecError, TableError
 from feedline.pipeline import Pipeline
 from feedline.profiling.profile_table import table_facts_of
 from feedline.profiling.table_facts import TableFacts
-from feedline.profiling.table_sample import ProfileOptions, TableSample, sample_table
+from feedline.profiling.table_sample import ProfileOptions, TableSample, sample_table, unlike_files
 from feedline.resources.scratch import scratch_folder
 from feedline.warehouse.storage.locations import redact
 
@@ -110,6 +110,7 @@ def _look(
     )
     with ProgressLine():
         sample = sample_table(table, options)
+        _require_one_table(sample, redact(table))
         facts = table_facts_of(sample, options)
     facts = replace(facts, uri=redact(table))
     chosen = guess_choices(facts, ask_choices(facts, choices, console) if ask and facts.rows else choices)
@@ -120,6 +121,18 @@ def _look(
     with ProgressLine():  # the columns were compared with another label, or none
         facts = table_facts_of(sample, options)
     return replace(facts, uri=redact(table)), chosen, sample
+
+
+def _require_one_table(sample: TableSample, table: str) -> None:
+    """Raise TableError for files that no pipeline reads as one table, or that nobody means to."""
+    if sample.contradiction is not None:
+        raise sample.contradiction
+    if (unlike := unlike_files(sample.snapshot)) is not None:
+        raise TableError(
+            f"{table} seems to hold several tables: got {unlike}, expected files that share most of their columns. "
+            "Name the files of one table, by a path or a glob, or give each table a folder of its own; if these are "
+            "one table, write its pipeline.yaml yourself"
+        )
 
 
 def _require_packages() -> None:

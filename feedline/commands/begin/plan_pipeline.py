@@ -148,5 +148,6 @@ def _notes(facts: TableFacts, session: str | None) -> tuple[str, ...]:
         for each in apart[:1]
         if session is None
     ]
-    skipped = [f"{len(facts.skipped)} corrupt files are left out"] if facts.skipped else []
+    number_skipped = f"{len(facts.skipped):,} corrupt file" + ("s are" if len(facts.skipped) > 1 else " is")
+    skipped = [f"{number_skipped} left out"] if facts.skipped else []
     return (*warnings, *skipped, *sessions)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from feedline import Pipeline
 from feedline.cli import app
 from feedline.commands.begin import init as command
-from feedline.errors import PlanError, SpecError, TableNotFoundError
+from feedline.errors import PlanError, SpecError, TableError, TableNotFoundError
 from feedline.spec import load_spec
 
 FILES = {"pipeline.yaml", "train.py"}
@@ -220,3 +220,26 @@ def test_odd_columns_do_not_end_it_for_others(tmp_path: Path):
     pipeline = Pipeline.from_yaml(tmp_path / "out" / "pipeline.yaml")
     pipeline.fit()
     assert sum(batch.rows for batch in pipeline.batches()) > 0
+
+
+def test_a_folder_of_two_tables_is_refused(tmp_path: Path):
+    folder = tmp_path / "warehouse"
+    folder.mkdir()
+    for day in (1, 2, 3):
+        clicks = pa.table({"user": range(ROWS), "item": range(ROWS), "clicked": [0, 1] * (ROWS // 2)})
+        pq.write_table(clicks, folder / f"clicks-{day}.parquet")
+    pq.write_table(pa.table({"user": [1, 2], "age": [20, 30], "country": ["a", "b"]}), folder / "users.parquet")
+    with pytest.raises(
+        TableError,
+        match=r"got 'clicks-1.parquet' and 'clicks-2.parquet' \(of 3 files\); 'users.parquet', which share only "
+        r"'user', expected .* by a path or a glob, or give each table a folder",
+    ):
+        init(folder, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    init(f"{folder}/clicks-*.parquet", "-o", tmp_path / "out")
+
+
+def test_files_that_no_pipeline_reads_as_one_table_are_refused(table: Path, tmp_path: Path):
+    pq.write_table(pa.table({"clicked": [0, 1], "c": ["x", "y"]}), table.parent / "u.parquet")
+    with pytest.raises(TableError, match=r"'c' changed its kind between files: got double in .*t.parquet and string"):
+        init(table.parent, "-o", tmp_path / "out")

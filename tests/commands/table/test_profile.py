@@ -158,7 +158,7 @@ def test_two_tables_in_one_folder_are_named(tmp_path: Path):
     pq.write_table(pa.table({"item": [1, 2], "price": [0.5, 1.5]}), tmp_path / "items.parquet")
     words = " ".join(run(tmp_path).output.split())
     assert (
-        "note: the folder may hold two tables: items.parquet (1 such files) shares no column with clicks.par" in words
+        "note: the folder may hold several tables: 'clicks.parquet'; 'items.parquet', which share no column." in words
     )
 
 
