@@ -124,7 +124,9 @@ def require_step(
     selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
     if not selection.rows.any():
         raise NoStepError(f"none of {snapshot.rows:,} rows is selected")
-    make_plan(spec, as_read(spec, snapshot), lanes=lanes, map=map, earlier=earlier).whole_schedule  # noqa: B018
+    plan = make_plan(spec, as_read(spec, snapshot), lanes=lanes, map=map, earlier=earlier)
+    plan.whole_schedule  # noqa: B018 -- raises NoStepError
+    plan.without_gaps()
 
 
 def _shuffle_column(spec: PipelineSpec, snapshot: Snapshot) -> str | None:

@@ -1,4 +1,4 @@
-"""A plan's job has the cache of its pipeline, which no fingerprint depends on."""
+"""A plan has the cache of its pipeline, which no fingerprint depends on; followed epochs are planned first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from growing_table import GrowingTable
 
 from feedline import Pipeline
+from feedline.errors import DataError
 from feedline.planning.plan import Plan
 from feedline.spec import load_spec
 from feedline.warehouse.cache.cache_folder import CacheRef
@@ -50,3 +52,20 @@ def test_fingerprints_do_not_depend_on_a_cache(tmp_path: Path):
     assert cached.job.digest != plain.job.digest
     assert (cached.fingerprint, cached.features_fingerprint) == (plain.fingerprint, plain.features_fingerprint)
     assert cached.facts() == plain.facts()
+
+
+@pytest.mark.parametrize("epoch", ["new", "all"])
+def test_nulls_that_no_feature_holds_decide_no_border_of_a_followed_table(tmp_path: Path, epoch: str):
+    table = GrowingTable(tmp_path)
+    table.land(1)
+    pipeline = Pipeline.from_yaml(table.pipeline(source={"where": None}, follow={"epoch": epoch}))
+    plan = pipeline.complete_plan()
+    bad = table.land(2)
+    pq.write_table(pa.table({"id": [1] * 20, "x": pa.array([None] * 20, pa.int32())}), bad)
+    with pytest.raises(DataError, match=rf"epoch 1 of .*'x' holds nulls: got 20 in .*\(first: ds=.*/{bad.name}\)"):
+        pipeline.next_plan(plan)
+    bad.unlink()
+    table.land(2)
+    after = pipeline.next_plan(plan)
+    assert after is not None
+    assert after.schedule(1).steps == (5 if epoch == "new" else 10)

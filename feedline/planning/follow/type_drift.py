@@ -7,6 +7,7 @@ file that a column's type does not hold, and a partition key of another type, ar
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from feedline.errors import TableError
 from feedline.warehouse.parquet.schemas import widens, without_dictionaries
@@ -34,12 +35,26 @@ def types_to_declare(before: Snapshot, after: Snapshot) -> dict[str, pa.DataType
 
 
 def _key_error(after: Snapshot, field: pa.Field, here: pa.Field | None) -> TableError:
-    got = "no such key" if here is None else str(here.type)
+    got = "no such key" if here is None else f"{here.type}{_first_misfit(after, field)}"
     return TableError(
         f"partition key {field.name!r} of the followed table {redact(after.uri)} changed its type: got {got}, expected "
         f"{field.type} as in the epoch before. Rename the folder that does not fit, or start a new run, with the type "
         "declared in source.partitions"
     )
+
+
+def _first_misfit(after: Snapshot, field: pa.Field) -> str:
+    """` in ds=oops/a.parquet`: the first file whose value of a key is none of the key's earlier type."""
+    if field.name not in after.partition_columns:
+        return ""
+    values = pc.struct_field(contiguous(after.files["partition"]), field.name)
+    unique = pc.unique(values)
+    for value in unique:
+        try:
+            value.cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return f" in {after.files['path'][values.index(value).as_py()].as_py()}"
+    return ""
 
 
 def _refuse_files(after: Snapshot, field: pa.Field, here: pa.Field | None) -> None:

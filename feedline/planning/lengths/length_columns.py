@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from feedline.blocks.request import RowOrder
 from feedline.expressions import BoundExpression
 from feedline.spec import PipelineSpec
@@ -18,6 +20,8 @@ from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.selection.length_counts import LengthCounts, count_lengths
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.faults import label
+from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map
 
 # Part of the fingerprint of plans with `batch.balance`: raised by any change that moves a row to another step.
@@ -53,10 +57,13 @@ def bucket_counts(
     counts = count_lengths(snapshot, where, sample, selection, column, bounds, work_dir=spec.work_dir, map=map)
     beyond = int(counts.beyond.sum())
     if beyond and spec.batch.longer == "error":
+        first = int(np.argmax(counts.beyond > 0))
+        path = join(redact(snapshot.uri), snapshot.files["path"][int(snapshot.file_of_row_group[first])].as_py())
         raise spec.error(
             ("batch", "buckets"),
-            f"leave out longer rows: got {beyond:,} rows whose {column} is longer than {bounds[-1]:,}, the longest "
-            f"{int(counts.longest.max()):,}, expected none. Add a bound, filter them with source.where, or count them "
+            f"leave out longer rows: got {beyond:,} rows whose {column} is longer than {bounds[-1]:,} (first: "
+            f"{label(path, int(snapshot.row_group_in_file[first]))}), the longest {int(counts.longest.max()):,}, "
+            f"expected none. Add a bound, filter them with source.where, or count them "
             f"as {bounds[-1]:,} with `longer: cap`, and cut the feature with first_x",
         )
     return counts

@@ -275,13 +275,15 @@ def test_rows_without_weight_make_no_epoch(tmp_path: Path):
 def test_what_cannot_be_planned_decides_no_border(tmp_path: Path, epoch: str):
     table, pipeline, plan = following_lists(tmp_path, epoch, **BUCKETS)
     long = land_lists(table, 2, [1] * 64 + [65])
+    land_lists(table, 3, [1] * 64)
+    news = "new in it is ds=2026-01-02, ds=2026-01-03"
     for _ in range(2):
-        with pytest.raises(SpecError, match=r"epoch 1 of the followed table .* new in it is ds=2026-01-02: .* than 64"):
+        with pytest.raises(SpecError, match=rf"epoch 1 of .* {news}: .* than 64 \(first: {long}, row group 0\)"):
             pipeline.next_plan(plan)
     assert not list((table.folder / "work-p" / "follow").glob("*.next.json"))
     long.unlink()
     land_lists(table, 2, [1] * 64, name="short")
-    assert after(pipeline, plan).schedule(1).steps == (2 if epoch == "new" else 9)
+    assert after(pipeline, plan).schedule(1).steps == (4 if epoch == "new" else 11)
 
 
 def test_a_run_ends_when_nothing_more_lands(table: GrowingTable):

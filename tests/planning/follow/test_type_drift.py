@@ -49,5 +49,5 @@ def test_wider_types_are_refused_with_both_and_the_file(tmp_path: Path, before: 
 
 def test_another_type_of_a_partition_key_is_refused(tmp_path: Path, before: Snapshot):
     after = table(tmp_path / "t", ("ds=1/a.parquet", ints(pa.int32())), ("ds=yesterday/a.parquet", ints(pa.int32())))
-    with pytest.raises(TableError, match=r"partition key 'ds' .*got string, expected int64 .*source.partitions"):
+    with pytest.raises(TableError, match=r"partition key 'ds' .*got string in ds=yesterday/a.parquet, expected int64"):
         types_to_declare(before, after)
