@@ -71,8 +71,7 @@ def test_whatever_decides_is_in_the_fingerprint(folder: Path, batch: dict[str, A
         ({**BUCKETS, "length": "price"}, r"batch\.length: column 'price' has no lengths: got int64, expected lists"),
         (
             {**BUCKETS, "buckets": [1, 3]},
-            r"batch\.buckets: leave out longer rows: got 16 rows whose history is longer than 3 "
-            r"\(first: .*a.parquet, row group 0\), the longest 4,",
+            r"batch\.buckets: .* got 16 rows .* longer than 3 \(first: .*/a.parquet, row group 0\), the longest 4, ",
         ),
     ],
 )
