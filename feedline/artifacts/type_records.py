@@ -17,7 +17,8 @@ from feedline.artifacts.artifact_files import list_names, parquet_bytes, parsed_
 from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.errors import CorruptFileError, SpecError
 from feedline.warehouse.parquet.schemas import storage_schema
-from feedline.warehouse.storage.locations import join
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import absolute, join, locate
 
 FOLDER = "serving"
 OLD_RECORD = f"{FOLDER}/columns.parquet"
@@ -28,6 +29,17 @@ _TABLE_KEY = b"feedline.table"
 def save_types(folder: str, request: ArtifactSetKey, schema: pa.Schema, *, fill: bool = False) -> None:
     """Record the types of a table's columns; `fill`: leave columns that are recorded already unchanged."""
     name = _file(request)
+    if _updated(folder, name, schema, fill=fill) is None:
+        return
+    with content_store.lock_file(locate(absolute(folder)), f"{FOLDER}/{safe_name(request.pipeline)}"):
+        whole = _updated(folder, name, schema, fill=fill)
+        if whole is not None:
+            marked = whole.with_metadata({_TABLE_KEY: request.source.tables.encode()})
+            write_file(folder, name, parquet_bytes(marked.empty_table()))
+
+
+def _updated(folder: str, name: str, schema: pa.Schema, *, fill: bool) -> pa.Schema | None:
+    """The schema to record now; None if it is recorded."""
     try:
         recorded = _load(folder, name) or pa.schema([])
     except CorruptFileError:  # it is replaced
@@ -35,10 +47,7 @@ def save_types(folder: str, request: ArtifactSetKey, schema: pa.Schema, *, fill:
     names = set(recorded.names)
     added = [field for field in schema if field.name not in names]
     whole = pa.schema([*recorded, *added]) if fill else schema
-    if whole.remove_metadata().equals(recorded.remove_metadata()):
-        return
-    marked = whole.with_metadata({_TABLE_KEY: request.source.tables.encode()})
-    write_file(folder, name, parquet_bytes(marked.empty_table()))
+    return None if whole.remove_metadata().equals(recorded.remove_metadata()) else whole
 
 
 def load_types(folder: str, request: ArtifactSetKey, used: Collection[str]) -> pa.Schema | None:

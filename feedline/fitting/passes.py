@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -205,14 +206,15 @@ class _Run:
         if record is None:
             return None
         if record.source is None and self._request.shared_from is None:  # an earlier version's: give it a name
-            self._make_current(record.manifest, record.fit_times)
+            with self._locked_set() as folder:
+                if load_set(folder, self._request.pipeline, self._request.source) is None:
+                    self._make_current(record.manifest, record.fit_times)
         return record.manifest, record.fit_times
 
     def _save(self, fits: Sequence[FittedArtifact]) -> tuple[str, Mapping[str, str]]:
         """Write the set, with the fits of features that this pipeline does not have, and make it current."""
-        folder, request = artifacts_dir(self._spec), self._request
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with content_store.lock_file(locate(absolute(folder)), set_file(request.pipeline, request.source)):
+        with self._locked_set() as folder:
             before, others = self._other_fits(folder)
             record = self._artifacts.stored.record
             before = {**({} if record is None else record.fit_times), **before}
@@ -222,6 +224,13 @@ class _Run:
             manifest = save_manifest(folder, every).digest
             self._make_current(manifest, times)
         return manifest, times
+
+    @contextmanager
+    def _locked_set(self) -> Iterator[str]:
+        """The folder of artifacts, while no other fit of this pipeline and source makes its set current."""
+        folder = artifacts_dir(self._spec)
+        with content_store.lock_file(locate(absolute(folder)), set_file(self._request.pipeline, self._request.source)):
+            yield folder
 
     def _make_current(self, manifest: str, times: Mapping[str, str]) -> None:
         """Make a manifest current for this pipeline and source."""

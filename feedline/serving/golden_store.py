@@ -39,6 +39,7 @@ from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.artifacts.type_records import FOLDER
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.ops import bind
+from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate
 
 
@@ -100,9 +101,10 @@ def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[Feature
         "real": golden.rows.num_rows,
         "made": asdict(golden.origin),
     }
-    for key, content in files.items():
-        write_file(folder, f"{name}.{key}.parquet", content)
-    write_file(folder, f"{name}.json", json.dumps(record, indent=1).encode())
+    with content_store.lock_file(locate(absolute(folder)), _home(request.pipeline)):  # three files that belong together
+        for key, content in files.items():
+            write_file(folder, f"{name}.{key}.parquet", content)
+        write_file(folder, f"{name}.json", json.dumps(record, indent=1).encode())
 
 
 def delete_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> None:

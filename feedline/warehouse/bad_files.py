@@ -23,7 +23,7 @@ from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.file_identity import Stamp, known_files
-from feedline.warehouse.storage.locations import join, redact
+from feedline.warehouse.storage.locations import absolute, join, locate, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 _RECORD = "bad/files.arrow"
@@ -79,12 +79,17 @@ def load_findings(work_dir: str) -> dict[str, BadFile]:
 
 
 def record_findings(work_dir: str, findings: Iterable[BadFile], *, good_files: Iterable[str] = ()) -> None:
-    """Add findings to the record, and remove those about `good_files`."""
-    before = load_findings(work_dir)
-    after = {**before, **{bad.file: bad for bad in findings}}
-    for file in good_files:
-        after.pop(file, None)
-    if after != before:
+    """Add findings to the record, and remove those about `good_files`. In a store, which has no locks, another process
+    that records at the same moment may undo that."""
+    new, good = {bad.file: bad for bad in findings}, frozenset(good_files)
+
+    def updated(before: dict[str, BadFile]) -> dict[str, BadFile]:
+        return {file: bad for file, bad in {**before, **new}.items() if file not in good}
+
+    if (recorded := load_findings(work_dir)) == updated(recorded):
+        return
+    with content_store.lock_file(locate(absolute(work_dir)), _RECORD):
+        after = updated(load_findings(work_dir))
         content_store.create(work_dir, _RECORD, [_table(sorted(after.values(), key=lambda bad: bad.file))])
 
 

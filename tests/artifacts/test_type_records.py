@@ -8,7 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from second_writer import write_meanwhile
 
+from feedline.artifacts import type_records
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import OLD_RECORD, load_types, save_types
 from feedline.errors import CorruptFileError, SpecError
@@ -84,3 +86,13 @@ def test_an_altered_record_is_refused_and_may_be_written_again(tmp_path: Path):
         load_types(str(tmp_path), KEY, ())
     save_types(str(tmp_path), KEY, SCHEMA, fill=True)
     assert load_types(str(tmp_path), KEY, ()) == SCHEMA
+
+
+def test_two_runs_at_once_fill_a_record_with_the_columns_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    later = pa.schema([("later", pa.int8())])
+    second = write_meanwhile(
+        monkeypatch, type_records, "write_file", lambda: save_types(str(tmp_path), KEY, later, fill=True)
+    )
+    save_types(str(tmp_path), KEY, SCHEMA, fill=True)
+    second.join()
+    assert load_types(str(tmp_path), KEY, ()) == pa.schema([*SCHEMA, *later])

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from recorded_vectors import recorded, written
+from second_writer import write_meanwhile
 from test_encoder import FEATURES, SCHEMA
 
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import load_types
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.binding.fitted_artifacts import artifact_set_key
+from feedline.serving import golden_store
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_check import check
 from feedline.serving.golden_rows import ROWS_OF_SPLIT
-from feedline.serving.golden_store import features_id, load_golden
+from feedline.serving.golden_store import features_id, load_golden, save_golden
 from feedline.spec import load_spec
 
 
@@ -99,3 +102,16 @@ def test_another_format_is_refused(path: Path, folder: str):
         check(spec)
     recorded(path)
     assert check(spec).passed
+
+
+def test_vectors_of_two_fits_at_once_are_those_of_one(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
+    spec, _, golden = recorded(path)
+    request, fewer = artifact_set_key(spec), replace(golden, rows=golden.rows[:1], expected=golden.expected[:1])
+    second = write_meanwhile(
+        monkeypatch, golden_store, "write_file", lambda: save_golden(folder, request, spec.features, fewer)
+    )
+    save_golden(folder, request, spec.features, golden)
+    second.join()
+    loaded = load_golden(folder, request, spec.features)
+    assert loaded is not None
+    assert loaded.rows.num_rows == 1

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from damage import GROUP, ROWS, flip_a_page, truncate, write
 from pipelines import Place, furnished
+from second_writer import write_meanwhile
 from tables_with_bad_files import ids, of_parts, part, pipeline_over
 
 import feedline.warehouse.snapshot.footer_tasks as footer_tasks
@@ -26,6 +27,7 @@ from feedline.warehouse.bad_files import (
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
+from feedline.warehouse.storage import content_store
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +110,24 @@ def test_findings_about_good_files_are_removed(tmp_path: Path):
     record_findings(str(tmp_path), [one, two])
     record_findings(str(tmp_path), [], good_files=["f1", "f3"])
     assert load_findings(str(tmp_path)) == {"f2": two}
+
+
+def test_two_checks_at_once_keep_the_findings_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    one, two, three = (
+        BadFile(file=f"f{number}", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
+        for number in (1, 2, 3)
+    )
+    record_findings(str(tmp_path), [three])
+    second = write_meanwhile(
+        monkeypatch, content_store, "create", lambda: record_findings(str(tmp_path), [two], good_files=["f3"])
+    )
+    record_findings(str(tmp_path), [one])
+    second.join()
+    assert load_findings(str(tmp_path)) == {"f1": one, "f2": two}
+
+
+def test_findings_that_are_recorded_need_no_folder_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bad = BadFile(file="f", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
+    record_findings(str(tmp_path), [bad])
+    monkeypatch.setattr(content_store, "lock_file", None)
+    record_findings(str(tmp_path), [bad], good_files=["other"])

@@ -28,7 +28,7 @@ from feedline.expressions.column_parts import part_of, source_columns
 from feedline.warehouse.optimize.landing import partition_folder
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.content_store import get, put
+from feedline.warehouse.storage.content_store import get, put, remove
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.parallel import in_threads
@@ -107,7 +107,7 @@ def record_usage(
         digits = "".join(character for character in use.time if character.isdigit())
         put(location, f"{folder}/{digits[:20]}-{secrets.token_hex(4)}.json", [line])
         for stale in _names(location, folder)[:-KEPT]:
-            location.filesystem.delete_file(join(location.path, f"{folder}/{stale}"))
+            remove(work_dir, f"{folder}/{stale}")  # another run may delete it first, or it is another user's
     except (OSError, FeedlineError, pa.ArrowException) as error:
         logger.warning("the usage record in %s could not be written: %s", redact(work_dir), error)
 

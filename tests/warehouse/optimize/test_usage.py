@@ -110,6 +110,18 @@ def test_records_are_bounded(tmp_path: Path, snapshot: Snapshot, monkeypatch: py
     assert len(load_uses(str(tmp_path), snapshot.uri)) == 3
 
 
+def test_a_record_that_another_run_deletes_first_is_no_failure(
+    tmp_path: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(usage, "KEPT", 1)
+    listed = usage._names
+    monkeypatch.setattr(usage, "_names", lambda *args: ["gone.json", *listed(*args)])
+    for number in range(3):
+        note(tmp_path, snapshot, ("word",), job=str(number))
+    assert len(list(tmp_path.rglob("usage/*/*"))) == 1
+    assert not caplog.messages
+
+
 def test_damaged_records_are_skipped_and_failed_writes_are_warnings(
     tmp_path: Path, snapshot: Snapshot, caplog: pytest.LogCaptureFixture
 ) -> None:
