@@ -152,6 +152,8 @@ def find_exclusion(
         known, retimed = _take_over(plan, origin, earlier, found)
     rows, most = origin.rows, budget.most(origin.rows)
     job = replace(plan.job, by=None, order=None, record=None, cache=None, auto=None, environment=workers.environment)
+    if origin.unfitted:  # a fit names columns that no block reads, such as a target
+        job = replace(job, schema=planned_schema(spec, snapshot.schema).serialize().to_pybytes())
     check = RowCheck(job=job, unfitted=frozenset(origin.unfitted), most=most)
     _search(plan, workers, check, known, found)
     exclusion = found.exclusion(origin)

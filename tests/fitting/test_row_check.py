@@ -205,6 +205,15 @@ def test_features_that_are_not_fitted_are_checked_up_to_the_op_that_learns(tmp_p
     assert again.bad >= report.bad
 
 
+def test_a_fit_that_is_missing_may_name_columns_that_no_feature_reads(tmp_path: Path):
+    encoding = {"target_encoding": {"target": "clicked", "fold_by": "id"}}
+    features = {"dense": {"word": [{"fill_null": "?"}, encoding], "age": FEATURES["dense"]["age"]}}
+    pipeline = BadTable(tmp_path, days=1).pipeline(features=features, source={"where": "clicked is not None"})
+    report = pipeline.check_rows(max_share=1)
+    assert report.unfitted == ("word",)
+    assert {each.feature for each in report.findings} == {"age"}
+
+
 def test_errors_of_no_row_are_not_blamed_on_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A function that fails on more than 50 rows at once fails on no row alone."""
     (tmp_path / "shaky.py").write_text(
