@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from itertools import pairwise
 
 from feedline.expressions.spans import Fault, Span
 
@@ -83,6 +84,7 @@ def check(text: str) -> str:
     _check_characters(text)
     brackets: list[int] = []
     masked: list[str] = []
+    strings: list[re.Match[str]] = []
     stop = 0
     for piece in _LITERAL.finditer(text):
         span = Span(*piece.span())
@@ -94,6 +96,7 @@ def check(text: str) -> str:
             continue
         if not piece["comment"]:
             _check_string(piece, span)
+            strings.append(piece)
         masked += text[stop : span.start], (" " if piece["comment"] else '"') * (span.stop - span.start)
         stop = span.stop
     masked.append(text[stop:])
@@ -101,6 +104,7 @@ def check(text: str) -> str:
         raise Fault(f"`{text[brackets[-1]]}` is not closed", Span(brackets[-1], brackets[-1] + 1))
     if not "".join(masked).strip(" \t\r\n"):
         raise Fault("the expression is empty: expected something like `price > 0`", Span(0, 0))
+    _check_joined("".join(masked), strings)
     return "".join(masked)
 
 
@@ -160,6 +164,18 @@ def _check_string(piece: re.Match[str], span: Span) -> None:
         start = piece.start("string") + at
         message = f'the escape `{string[at : at + 2]}` is unknown: write `\\\\` for a backslash, or r"..."'
         raise Fault(message, Span(start, start + 2))
+
+
+def _check_joined(masked: str, strings: list[re.Match[str]]) -> None:
+    """Refuse a string beside bytes, which Python would join: 'a' b'b'."""
+    for one, other in pairwise(strings):
+        if _is_bytes(one) != _is_bytes(other) and not masked[one.end() : other.start()].strip(" \t\r\n\\"):
+            message = "a string and bytes cannot be joined: expected an operator or a comma between them"
+            raise Fault(f"{message}, or `b` before both or neither", Span(*other.span()))
+
+
+def _is_bytes(string: re.Match[str]) -> bool:
+    return "b" in (string["prefix"] or "").lower()
 
 
 def fault_at(text: str, masked: str, at: int) -> Fault:
