@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -286,6 +288,18 @@ def limited(limit: int, soft: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(limit, before)
+
+
+def test_too_few_open_files_end_a_run_at_once(place: Place, table: Path):
+    path = pipeline_over(place, table)
+    began = time.monotonic()
+    script = f"ulimit -n 40; exec {sys.executable} -m feedline run {path} --sink null"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the limit of open files is too low: got 40 (ulimit -n), expected at least 64" in " ".join(
+        done.stderr.split()
+    )
+    assert time.monotonic() - began < 30
 
 
 def test_no_room_for_the_ring(place: Place, table: Path):

@@ -8,6 +8,7 @@ without the worker; the feeder then waits for one that nobody starts.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from distributed import Nanny, Worker
@@ -15,7 +16,7 @@ from distributed import Nanny, Worker
 from feedline.service.dask_patches.versions import allow
 
 _HEARTBEAT_MS = 10_000
-_failures: list[str] = []  # of the last worker, if it did not start
+_failures: list[tuple[str, float]] = []  # of the last worker, if it did not start, and when
 
 
 def with_rare_heartbeat(worker: type[Worker]) -> type[Worker]:
@@ -34,9 +35,10 @@ def with_rare_heartbeat(worker: type[Worker]) -> type[Worker]:
     return BesideWorker
 
 
-def worker_failure() -> str | None:
-    """Why the last worker that this process started did not start; None if it did, or none was started."""
-    return _failures[-1] if _failures else None
+def worker_failure(for_s: float = 0.0) -> str | None:
+    """Why the last worker that this process started did not start; None if it did, if none was started, or if that was
+    less than so many seconds ago."""
+    return next((text for text, failed_s in _failures if time.monotonic() - failed_s >= for_s), None)
 
 
 def with_recorded_failure(kind: type[Worker] | type[Nanny]) -> type[Any]:
@@ -51,7 +53,7 @@ def with_recorded_failure(kind: type[Worker] | type[Nanny]) -> type[Any]:
             try:
                 started = await super().start_unsafe()
             except Exception as error:
-                _failures[:] = [_text(error)]
+                _failures[:] = [(_text(error), time.monotonic())]
                 raise
             _failures.clear()
             return started

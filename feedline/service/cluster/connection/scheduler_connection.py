@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 # A cluster without workers is said to be so after this time: those of a scheduler that is back follow it.
 _EMPTY_S = 5.0
+_FAILED_S = 3.0  # another worker, or a second attempt, may succeed where the first one has failed
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _ANSWER_S = 5.0  # a scheduler that takes longer has not answered
 _MEMBERS_S = 2.0  # how long the list of workers counts as new
@@ -44,8 +45,11 @@ def _no_worker(address: str, wait_s: float, provider: str | None, failure: str |
     the worker that this process started did not start."""
     remedy = f"Start one (feedline worker {address}{' and its --tls files' * address.startswith('tls:')})"
     if failure is not None:
-        remedy = f"Its own did not start: {failure}. Look at the limits of processes (ulimit -n, -u) and at free space"
-    elif provider is not None:
+        return ClusterError(
+            f"the Dask cluster has no worker: got none at {address}, as its own did not start: {failure}. Look at the "
+            "limits of processes (ulimit -n, -u) and at free space"
+        )
+    if provider is not None:
         remedy = f"{provider} was asked for them: look at its queue, quota and logs of workers"
     return ClusterError(
         f"the Dask cluster has no worker: got none in {wait_s:g} s at {address}. {remedy}, or raise cluster.wait_s"
@@ -57,7 +61,8 @@ class SchedulerConnection:
     how often the scheduler was gone, and back.
 
     connect: creates a client; raises ClusterError if no scheduler answers. returns: whether a lost one may come back.
-    provider: the class that starts workers. failure: why a worker that this process started did not start.
+    provider: the class that starts workers. failure: why the last worker that this process started has not started,
+    if that was so many seconds ago.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class SchedulerConnection:
         wait_s: float,
         returns: bool,
         provider: str | None = None,
-        failure: Callable[[], str | None] = lambda: None,
+        failure: Callable[[float], str | None] = lambda for_s: None,
     ) -> None:
         self._connect = connect
         self._address = address
@@ -126,6 +131,8 @@ class SchedulerConnection:
         workers = self.workers()
         if not workers or workers != len(self._members):
             self._ask_members()
+        if waiting and not workers and self._failure(_FAILED_S):
+            raise self._no_worker()
         verdict = self._outage.look(now_s, None if workers else "worker", waiting=waiting)
         self._say_whether_empty(verdict == "whole", now_s)
         self._over_s = None if verdict != "over" else now_s if self._over_s is None else self._over_s
@@ -264,14 +271,15 @@ class SchedulerConnection:
 
     @waits
     def await_workers(self) -> None:
-        """Wait until there is a worker. Raises ClusterError after `wait_s`."""
-        try:
-            self.client.wait_for_workers(1, timeout=self._wait_s)
-        except TimeoutError:
-            raise self._no_worker() from None
+        """Wait until there is a worker. Raises ClusterError after `wait_s`, or where its own do not start."""
+        until_s = self._clock() + self._wait_s
+        while (left_s := until_s - self._clock()) > 0 and not self._failure(_FAILED_S):
+            with contextlib.suppress(TimeoutError):
+                return self.client.wait_for_workers(1, timeout=min(_LOOK_S, left_s))
+        raise self._no_worker()
 
     def _no_worker(self) -> ClusterError:
-        return _no_worker(self._address(), self._wait_s, self._provider, self._failure())
+        return _no_worker(self._address(), self._wait_s, self._provider, self._failure(0.0))
 
     def _find_scheduler(self) -> None:
         """Replace the client once it has given up reconnecting. Runs in a thread."""
