@@ -73,7 +73,6 @@ WITHOUT_A_TEST = {
     "service/cluster/connection/scheduler_echo.py",
     "service/cluster/dask_cluster.py",
     "service/cluster/fit_workers.py",
-    "service/cluster/open_cluster.py",
     "service/cluster/recent.py",
     "service/cluster/result_fetcher.py",
     "service/cluster/worker_checks.py",
