@@ -89,6 +89,12 @@ def snapshot_of(
     if on_bad is not None and corrupt:
         for index, message in sorted(corrupt.items()):
             on_bad(listing.files["path"][index].as_py(), CorruptFileError(message))
+        if len(corrupt) == len(listing.files):
+            first = corrupt[min(corrupt)]
+            raise TableError(
+                f"{redact(listing.uri)} has no good file: got a corrupt footer in each of {len(corrupt):,}. The first: "
+                f"{first}"
+            )
         listing, parts = _leave_out(listing, parts, np.array(sorted(corrupt), np.int64))
     listing, assembly = _identify(listing, assemble(parts or [part_without_files()]), now_ns)
     snapshot = _freeze(listing, assembly, rules or SchemaRules())
@@ -235,10 +241,6 @@ def _leave_out(
 ) -> tuple[Listing, list[SnapshotPart]]:
     """The listing without the corrupt files, and the parts with the indices of that listing."""
     good = np.delete(np.arange(len(listing.files)), corrupt)
-    if not len(good):
-        raise TableError(
-            f"{redact(listing.uri)} has no good file: got a corrupt footer in each of {len(listing.files)}"
-        )
     renumbered = []
     for part in parts:
         index = np.searchsorted(good, part.files["file"].to_numpy())
