@@ -82,7 +82,6 @@ WITHOUT_A_TEST = {
     "service/feeder/feeder_process.py",
     "service/feeder/in_process.py",
     "service/feeder/steps.py",
-    "service/feeder/supervisor.py",
     "service/feeder/trainer_stream.py",
     "service/log_lines.py",
     "service/plan_frame.py",

@@ -134,7 +134,8 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     """Run feeders for trainers until every rank's trainer has finished its epochs, or a signal comes."""
     groups = [request.ranks] if request.spec.feeder == "host" else [[rank] for rank in request.ranks]
     supervisor = Supervisor(
-        [SupervisedFeeder([RankReports(rank) for rank in ranks], _feeder_command(request, ranks)) for ranks in groups]
+        [SupervisedFeeder([RankReports(rank) for rank in ranks], _feeder_command(request, ranks)) for ranks in groups],
+        stop,
     )
     began = time.perf_counter()
     try:

@@ -12,7 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -58,10 +58,12 @@ class SupervisedFeeder:
 
 
 class Supervisor:
-    """The feeders of this host. `poll` handles their reports; close it when done."""
+    """The feeders of this host. `poll` handles their reports; close it when done. stop: whether the run is to end, by a
+    signal that feeders may have got, too."""
 
-    def __init__(self, feeders: Sequence[SupervisedFeeder]) -> None:
+    def __init__(self, feeders: Sequence[SupervisedFeeder], stop: Callable[[], bool] = lambda: False) -> None:
         self._feeders = list(feeders)
+        self._stop = stop
         self.ranks = [rank for feeder in feeders for rank in feeder.ranks]
         self._lines: queue.Queue[tuple[SupervisedFeeder, subprocess.Popen[str], str | None]] = queue.Queue()
 
@@ -168,6 +170,8 @@ class Supervisor:
         self, feeder: SupervisedFeeder, process: subprocess.Popen[str], events: list[tuple[str, FeederEvent]]
     ) -> None:
         status = process.wait()
+        if self._stop():
+            return
         feeder.futile_deaths += 1
         if feeder.futile_deaths >= FUTILE_DEATHS:
             raise FeederError(
