@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -21,8 +22,10 @@ def main() -> NoReturn:
 
         feed.main(sys.argv[2:])
     gc.set_threshold(_COLLECT_AFTER)
-    from feedline import cli  # noqa: PLC0415 -- not for feeders
-
+    try:
+        from feedline import cli  # noqa: PLC0415 -- not for feeders
+    except KeyboardInterrupt:  # no traceback of an import
+        sys.exit(128 + signal.SIGINT)
     cli.main()
 
 

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +20,9 @@ from damage import write
 from pipelines import PATIENCE_S
 from processes import ended_here
 
+import feedline
 from feedline import Pipeline
+from feedline.__main__ import main
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError, from_wire
 from feedline.native.kernels import kernels_text
 from feedline.version import VERSION
@@ -146,3 +150,19 @@ def test_closed_streams_are_the_null_device():
     )
     words = shlex.join([sys.executable, "-c", code])
     assert subprocess.run(["sh", "-c", f"{words} <&- >&- 2>&-"], timeout=PATIENCE_S, check=False).returncode == 0
+
+
+def test_an_interrupt_while_the_command_line_is_imported_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    def interrupt(name: str, *_: object) -> None:
+        if name == "feedline.cli":
+            raise KeyboardInterrupt
+
+    monkeypatch.delattr(feedline, "cli", raising=False)
+    monkeypatch.delitem(sys.modules, "feedline.cli", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=interrupt), *sys.meta_path])
+    monkeypatch.setattr(sys, "argv", ["feedline", "fit"])
+    threshold = gc.get_threshold()
+    with pytest.raises(SystemExit) as end:
+        main()
+    gc.set_threshold(*threshold)
+    assert end.value.code == 130

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from feedline.commands.arguments.completions import complete_words
 from feedline.commands.arguments.pipeline_arguments import AsJson, names_pipeline
 from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
@@ -153,17 +155,12 @@ def _run_optimize(
 ) -> OptimizeReport:
     """Run `run` on a Dask cluster of this machine: worker processes, or threads of this one."""
     spec = ClusterSpec.model_validate({"workers": workers})
-    with scratch_folder() as scratch:
+    stopped = "stopped: finished partitions stay; run the same command to continue"
+    with exit_on_signals(lambda: console.print(stopped)), scratch_folder() as scratch:
         cluster = open_cluster(spec, threads=1 if workers else threads, scratch=str(scratch))
-        try:
+        with closing(cluster), ProgressLine():
             cluster.check_workers()
-            with ProgressLine():
-                return run(map=cluster.map, threads=workers or threads)
-        except KeyboardInterrupt:
-            console.print("stopped: finished partitions stay; run the same command to continue")
-            raise typer.Exit(130) from None
-        finally:
-            cluster.close()
+            return run(map=cluster.map, threads=workers or threads)
 
 
 def _projection_columns(text: str, table: Table) -> tuple[str, ...]:
