@@ -42,6 +42,7 @@ class TrainerStream:
     ended: bool = False
     last: bool = False  # no other epoch follows
     starved: bool = False  # the step waits for a block
+    asked: tuple[int, MissingBlocks] | None = None  # what the scheduler was asked last, and for which step
 
     @property
     def blocks_per_step(self) -> float:
@@ -88,6 +89,15 @@ class TrainerStream:
     def drop_blocks(self, step: int) -> list[tuple[Block, Quality]]:
         """Drop the blocks whose last step is this one; returns their quality counts."""
         return [item for item in self.delivery.drop(step) if self.schedule.has_rows(item[0].lane)]
+
+    def ask_missing(self) -> MissingBlocks | None:
+        """The blocks that the step waits for, and where they are, which the scheduler is asked for; once until it has
+        answered, however often a trainer asks. None if the step waits for none."""
+        if self.ended or self.measured:
+            return None
+        if self.asked is None or self.asked[0] != self.step or self.asked[1].places.done():
+            self.asked = self.step, self.delivery.missing(self.step)
+        return self.asked[1]
 
     def diagnose(self, slots: int, missing: MissingBlocks | None) -> str:
         """Why the step is not delivered yet. slots: of the ring. missing: the blocks that it lacks."""

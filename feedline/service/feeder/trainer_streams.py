@@ -162,9 +162,8 @@ class TrainerStreams:
 
     def ask_missing(self) -> None:
         """Ask where the blocks are that the trainer's next batch lacks; `answers` has what is known of it."""
-        stream, missing = self.current, None
-        if stream is not None and not stream.ended and not stream.measured:
-            missing = stream.delivery.missing(stream.step)
+        missing = None if self.current is None else self.current.ask_missing()
+        if missing is not None:
             missing.places.add_done_callback(lambda _: self._wake())
         self._asked.append(missing)
 

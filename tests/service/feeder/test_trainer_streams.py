@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipelines import eventually
+from pipelines import PATIENCE_S, eventually
 from ringless_trainers import Trainer, trainers_of, write_pipeline
 
 from feedline.errors import DataError, PlanError
 from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, FeederFailure
 from feedline.planning.plan import Plan
 from feedline.service.cluster import attempts
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.connection.task_places import TaskPlaces
 from feedline.service.feeder.delivery import Delivery
 
 WINDOW, STEPS = 3, 40  # an epoch is a single block, and has more steps than the ring has slots
@@ -178,3 +182,34 @@ def test_a_blocks_error_is_raised_if_the_trainer_asks_for_its_epoch(
         assert trainer.read() == ALL
         trainer.begin(epoch=1, last=False)
         assert "a block of epoch 1 is bad" in error_of(trainer)
+
+
+def test_the_scheduler_is_asked_once_until_it_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """However often a trainer asks why there is no batch; each question is answered."""
+    run, begun, release = attempts.run_block, threading.Event(), threading.Event()
+    asked: list[Future[TaskPlaces | None]] = []
+
+    def wait(job: Any, request: Any, *arguments: Any) -> Any:
+        begun.set()
+        release.wait(PATIENCE_S)
+        return run(job, request, *arguments)
+
+    def places_of(*_: Any, **__: Any) -> Future[TaskPlaces | None]:
+        asked.append(Future())
+        return asked[-1]
+
+    monkeypatch.setattr(attempts, "run_block", wait)
+    monkeypatch.setattr(Cluster, "places_of", places_of)
+    with trainer_of(tmp_path) as trainer:
+        trainer.begin(last=True)
+        assert begun.wait(PATIENCE_S)
+        for number in range(2):
+            for _ in range(50):
+                trainer.channel.send_message(Diagnose())
+            assert eventually(lambda number=number: len(asked) == number + 1)
+            assert not eventually(lambda number=number: len(asked) > number + 1, within_s=0.2)
+            asked[-1].set_result(TaskPlaces({}, {}))
+            texts = {trainer.channel.receive()[1].text for _ in range(50)}
+            assert ["waiting for a free worker" in text for text in texts] == [True], texts
+        release.set()
+        assert trainer.read() == ALL
