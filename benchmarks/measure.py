@@ -1,8 +1,8 @@
 """Measure time, CPU and memory of a command and all processes that it starts.
 
-Runs in the benchmark's own process, which becomes the subreaper of its descendants: a process that outlives its parent
-is still found, and its CPU time counted when it ends. CPU is exact (the kernel's sums over
-all reaped children); memory is the peak of samples of the proportional set size, in which shared pages count once.
+Runs in the benchmark's own process, which is the subreaper of its descendants meanwhile: a process that outlives its
+parent is still found, and its CPU time counted when it ends. CPU is exact (the kernel's sums over all reaped children);
+memory is the peak of samples of the proportional set size, in which shared pages count once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,9 @@ class Measured:
 
 def measure(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 1800) -> Measured:
     """Run a command until it and all that it started have ended. The caller must have no other children."""
-    _become_reaper()
-    before = _children_cpu_s()
     peak = 0
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with _reaper(), tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        before = _children_cpu_s()
         deadline = time.monotonic() + timeout_s
         process = subprocess.Popen(command, stdout=out, stderr=err, env=env)
         while process.poll() is None:
@@ -69,10 +69,17 @@ def measure(command: Sequence[str], *, env: Mapping[str, str] | None = None, tim
         )
 
 
-def _become_reaper() -> None:
+@contextmanager
+def _reaper() -> Iterator[None]:
+    """This process adopts its orphaned descendants, and must reap them. Afterwards others do, as before: in a process
+    that reaps none they would stay as zombies."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def _children_cpu_s() -> float:

@@ -167,7 +167,7 @@ class RankThread:
                 report_s = now_s + 1.0
                 dask = self._cluster.dask
                 if dask is not None:
-                    dask.report(self.feeder.report(now_s))
+                    dask.reporter.report = self.feeder.report(now_s)
             due_s = self.feeder.advance(now_s)
             self._woken.wait(max(0.0, min(due_s - time.monotonic(), 0.5)))
 

@@ -114,7 +114,7 @@ def write_pipeline(folder: Path, files: int) -> Path:
 
 def measure_listing(folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
-    listing = listing_of_source(Pipeline.from_yaml(folder / "pipeline.yaml").spec.source)
+    listing = listing_of_source(Pipeline.from_yaml(folder / "pipeline.yaml").spec)
     return {"seconds": time.perf_counter() - start, "files": len(listing.files)}
 
 
@@ -238,7 +238,7 @@ class _MadeTable:
 
 def snapshot_of_links(pipeline: Pipeline) -> Snapshot:
     """Take the snapshot of a table that `write_table` wrote, reading the footer of each base once."""
-    listing = listing_of_source(pipeline.spec.source)
+    listing = listing_of_source(pipeline.spec)
     location = locate(listing.uri)
     bases: dict[int, FileFacts] = {}
 

@@ -300,7 +300,8 @@ def test_tiny_runs_contenders_that_agree(
         assert run["peak_pss_bytes"] > 50_000_000, name
         assert min(run["cpu_s"], run["rows_per_s"], run["first_batch_s"], run["import_s"]) > 0, name
         assert run["after_first_rows_per_s"] > run["rows_per_s"], "most of a short run is its start"
-        assert 0 < run["later_cpu_s_per_million_rows"] < run["cpu_s_per_million_rows"], name
+        # Without the start; of a tiny run that starts nothing, the two differ by what a measurement scatters.
+        assert 0 < run["later_cpu_s_per_million_rows"] < 1.5 * run["cpu_s_per_million_rows"], name
         assert name in done.stdout
     assert found["options"]["rows"] == 20_000
     assert found["machine"]["versions"]["pyarrow"]
