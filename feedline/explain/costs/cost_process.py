@@ -7,6 +7,7 @@ bounded part of what the host has while the run is explained.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from collections.abc import Callable
 
 from feedline.errors import PlanError
 from feedline.explain.costs.measured_costs import MeasuredCosts
-from feedline.loader.ring.launch import feeder_environment
+from feedline.loader.ring.launch import feeder_environment, standard_input
 from feedline.resources.cgroups import available_cores
 from feedline.spec import PipelineSpec
 
@@ -66,14 +67,14 @@ def measure_apart(
     began_s = time.monotonic()
     command = [sys.executable, "-m", "feedline.explain.costs.plan_costs"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
-        words: str | None = json.dumps(request)
+    with (
+        standard_input(json.dumps(request).encode()) as words,
+        subprocess.Popen(command, stdin=words, stdout=pipe, stderr=pipe, text=True, env=environment) as process,
+    ):
         while True:
-            try:
-                facts, errors = process.communicate(words, timeout=_LOOK_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                facts, errors = process.communicate(timeout=_LOOK_S)
                 break
-            except subprocess.TimeoutExpired:
-                words = None
             if stop() or (attached and time.monotonic() - began_s > _MOST_S):
                 process.kill()
                 why = "stopped" if stop() else f"the run left too little CPU for it in {_MOST_S:.0f} s"

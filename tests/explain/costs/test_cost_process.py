@@ -32,6 +32,16 @@ def test_process_measures_the_pipeline_as_it_was_read(tmp_path: Path, monkeypatc
     assert {each["name"] for each in found.account["features"]} == {"price", "both", "item", "hist", "clicked"}
 
 
+def test_a_pipeline_is_larger_than_what_a_pipe_holds(tmp_path: Path):
+    """The process imports for longer than its parent waits between two looks."""
+    long = {f"price_{number}": {"column": "price", "ops": [{"fill_null": 0}]} for number in range(300)}
+    features = {"dense": long, "label": {"clicked": []}}
+    path = costly_pipeline(tmp_path, rows=512, row_group_rows=512, list_mean=2, files=1, features=features)
+    spec = load_spec(path, {})
+    assert len(spec.packed()) > 2**16
+    assert len(measure_apart(spec, budget_s=0.1).account["features"]) == 301
+
+
 def test_failures_are_told(tmp_path: Path):
     features = {"categorical": {"item": [{"vocabulary": {}}]}, "label": {"clicked": []}}
     path = costly_pipeline(tmp_path, rows=512, row_group_rows=512, list_mean=2, files=1, features=features)
