@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -143,5 +144,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 def test_sums_are_near_whole_blocks_whatever_the_table(shape: str, tmp_path: Path):
     given: dict[str, Any] = {"list_mean": 2, **SHAPES[shape]}
     path = costly_pipeline(tmp_path, row_group_rows=given["rows"], **given)
-    account = measure_apart(load_spec(path, {})).account
-    assert abs(account["difference_s"]) < 0.35 * account["block_s"]["cpu_s"]
+    accounts = [measure_apart(load_spec(path, {})).account for _ in range(3)]  # one alone scatters by a third
+    shares = [account["difference_s"] / account["block_s"]["cpu_s"] for account in accounts]
+    assert abs(statistics.median(shares)) < 0.35, shares
