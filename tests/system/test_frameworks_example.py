@@ -183,3 +183,5 @@ def test_commands_of_the_readme_run(runs: Runs, words: list[str], tmp_path: Path
     with running(sys.executable, *start, *program, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}) as run:
         assert run.wait(LIMIT_S) == 0, run.text
     assert any((tmp_path / "checkpoints").iterdir())
+    for folder in runs.place.temporary.glob("torchelastic_*"):  # which torchrun leaves for logs that nobody asked for
+        shutil.rmtree(folder)
