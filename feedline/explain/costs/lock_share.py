@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import numpy as np
@@ -47,27 +48,16 @@ def lock_share(alone: RunFacts, together: RunFacts, threads: int) -> float:
 
 def _computed(run: Callable[[], Sequence[BlockResult]], threads: int) -> RunFacts:
     """Sums over the blocks that so many threads compute at the same time."""
-    found: list[RunFacts] = []
-    failures: list[BaseException] = []
     begins = threading.Barrier(threads)
 
-    def compute() -> None:
+    def compute() -> RunFacts:
+        found: list[RunFacts] = []
         begins.wait()
         ends_s = time.perf_counter() + _ROUND_S
-        try:
-            while not failures:
-                results = run()
-                found.append(RunFacts(**{name: sum(getattr(each, name) for each in results) for name in _TIMES}))
-                if time.perf_counter() >= ends_s:
-                    break
-        except BaseException as error:
-            failures.append(error)
+        while not found or time.perf_counter() < ends_s:
+            results = run()
+            found.append(RunFacts(**{name: sum(getattr(each, name) for each in results) for name in _TIMES}))
+        return sum_samples(found)
 
-    workers = [threading.Thread(target=compute, name="feedline-lock-share") for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if failures:
-        raise failures[0]
-    return sum_samples(found)
+    with ThreadPoolExecutor(threads, "feedline-lock-share") as pool:
+        return sum_samples(list(pool.map(lambda _: compute(), range(threads))))
