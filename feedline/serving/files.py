@@ -1,19 +1,17 @@
 """Transform a file of rows into a file of features: chunk by chunk, in order, all or nothing.
 
 Runs in: the process of `feedline transform`. Rows come from Parquet (a file, folder, glob or URI) or from an Arrow file
-or stream, and leave as one Parquet or Arrow file, which is written under a temporary name and renamed when complete.
+or stream, and leave as one Parquet or Arrow file, which appears whole (`whole_file`).
 Each feature is a column: float32 (dense), fixed-size lists of float32 (dense vectors), int64 (categorical), large lists
 of int64 or float32 (sparse), large lists of struct<id, weight> (weighted), or the input type (extra).
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,6 +31,7 @@ from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import is_uri, redact
+from feedline.warehouse.storage.whole_file import whole_file
 
 STREAM = "-"  # an Arrow stream on standard input or output
 _ARROW_SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
@@ -215,18 +214,13 @@ def _open_output(target: str, schema: pa.Schema) -> Iterator[Callable[[pa.Table]
         sys.stdout.buffer.flush()
         return
     path = Path(target).absolute()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with _writer(temporary, path.suffix, schema) as write:
+        with whole_file(path) as unfinished, _writer(unfinished, path.suffix, schema) as write:
             yield write
-        temporary.replace(path)
     except OSError as error:
         if isinstance(error, TableError):
             raise
         raise TableError(f"{target} could not be written: {error}. Name another path, or free space") from error
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 @contextmanager

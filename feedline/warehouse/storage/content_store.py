@@ -1,7 +1,7 @@
 """Write and read the files of `work_dir`: small immutable files of Arrow tables, with checksums of their content.
 
-Runs in every process. A file is written under another name and renamed into place; in an object store it is written in
-place, and rewritten where the store fails transiently (`retry`). It holds one Arrow IPC stream per table (its parts),
+Runs in every process. A local file appears whole (`whole_file`); in an object store it is written in place, and
+rewritten where the store fails transiently (`retry`). It holds one Arrow IPC stream per table (its parts),
 an index with size and sha256 of each part, and a trailer: the index's size and sha256. A reader of one table reads that
 part alone. A truncated or altered file is refused.
 """
@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import secrets
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -27,6 +26,7 @@ from feedline.errors import CorruptFileError, TableError
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
+from feedline.warehouse.storage.whole_file import whole_file
 
 _DIGEST_BYTES = 32
 _ENTRY_BYTES = 8 + _DIGEST_BYTES  # an entry of the index: a part's size (little-endian) and digest
@@ -188,7 +188,10 @@ def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> No
     """Write a small file below a folder atomically, replacing an existing one."""
     filesystem, target = location.filesystem, join(location.path, name)
     if is_local(filesystem):
-        _write_aside(filesystem, target, parts)
+        filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+        with whole_file(Path(target)) as path, filesystem.open_output_stream(str(path)) as sink:
+            for part in parts:
+                sink.write(part)
         return
     with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as spool:  # for writing again if the store fails
         for part in parts:
@@ -258,17 +261,3 @@ def lock_file(location: Location, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _write_aside(filesystem: pafs.FileSystem, target: str, parts: Iterable[bytes | pa.Buffer]) -> None:
-    filesystem.create_dir(target.rpartition("/")[0], recursive=True)
-    path = f"{target}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
-    try:
-        with filesystem.open_output_stream(path) as sink:
-            for part in parts:
-                sink.write(part)
-        filesystem.move(path, target)
-    except BaseException:
-        if filesystem.get_file_info(path).type != pafs.FileType.NotFound:
-            filesystem.delete_file(path)
-        raise
