@@ -34,7 +34,7 @@ from feedline.commands.run import RunRequest, feeder_accesses
 from feedline.explain.costs.cost_process import measure_apart
 from feedline.explain.explained_costs import verdict_with_costs
 from feedline.explain.explanation import Explanation
-from feedline.explain.short_run import SimulatedTrainer, run_shortly
+from feedline.explain.short_run import run_shortly
 from feedline.loader.limits.advice import Advice
 from feedline.loader.limits.run_facts import Interval, sum_samples
 from feedline.loader.limits.verdict import Verdict
@@ -92,9 +92,8 @@ def explain_run(path: Path, step_s: float | None, seconds: float) -> Explanation
     """A short run of a pipeline, without its first samples."""
     spec = load_spec(path, {})
     request = RunRequest(spec=spec, ranks=[0], world_size=1)
-    trainer = None if step_s is None else SimulatedTrainer(step_s)
     found = run_shortly(
-        feeder_accesses(request)[0], spec, seconds=seconds, trainer=trainer, cores=available_cores(),
+        feeder_accesses(request)[0], spec, seconds=seconds, step_s=step_s, cores=available_cores(),
         stop=lambda: False, sample_s=seconds / _SAMPLES,
     )  # fmt: skip
     return replace(found, ranks=(replace(found.slowest, samples=found.slowest.samples[_WARM_UP:]),))

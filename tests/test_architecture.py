@@ -104,8 +104,6 @@ INSIDE_FUNCTIONS = {
     ("feedline.commands.plan.views", "feedline.commands.plan.save"),
     ("feedline.commands.exit_status", "rich.console"),
     ("feedline.commands.begin.init", "feedline.commands.begin.baseline"),
-    ("feedline.commands.explain", "feedline.explain.store_probe"),
-    ("feedline.commands.explain", "feedline.explain.user_trainer"),
     ("feedline.commands.explain", "feedline.commands.run"),
     ("feedline.commands.explain", "feedline.service.status.last_runs"),
     ("feedline.commands.feeder_sessions", "feedline.pipeline"),
@@ -143,7 +141,6 @@ INSIDE_FUNCTIONS = {
 FENCES = {
     "torch": (
         "commands.begin.baseline",
-        "explain.user_trainer",
         "loader.batch",
         "loader.data_loaders",
         "loader.dataset",

@@ -16,7 +16,6 @@ import typer
 from feedline.commands.arguments.completions import complete_source
 from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.display.consoles import print_facts
-from feedline.commands.display.explain_page import explain_page
 from feedline.commands.display.explain_table import explain_view
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import Stop
@@ -24,7 +23,7 @@ from feedline.errors import FeedlineError, SpecError
 from feedline.explain.costs.cost_process import ALONE_S, attached_budget_s, measure_apart, watch_s_for_costs
 from feedline.explain.explained_costs import explained_with_costs
 from feedline.explain.observed_runs import explain_last, watch_feeders
-from feedline.explain.short_run import SimulatedTrainer, Trainer, run_shortly
+from feedline.explain.short_run import run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.ring.status_files import live_statuses
 from feedline.progress import report_progress
@@ -51,13 +50,6 @@ _CostSource = Annotated[
     ),
 ]
 
-_ProbeStore = Annotated[
-    bool,
-    typer.Option(
-        "--probe-store",
-        help="Measure what the store delivers: after a short run, read up to 3 GB of the table in some seconds.",
-    ),
-]
 _CostSeconds = Annotated[
     float | None,
     typer.Option(
@@ -81,30 +73,20 @@ def explain(
         float | None,
         typer.Option("--step-s", min=0.0, help="Seconds per step of a trainer to simulate (default: none)."),
     ] = None,
-    train: Annotated[
-        str | None,
-        typer.Option(help="module:function of this folder that trains one step on a batch (default: none)."),
-    ] = None,
     attached: Annotated[bool, typer.Option("--attach", help="Explain the run of this pipeline on this host.")] = False,
     last: Annotated[bool, typer.Option("--last", help="Explain the last run of this pipeline.")] = False,
     headspace: Annotated[
-        bool, typer.Option("--headspace", help="Also the largest gain that any loader could give; needs a trainer.")
+        bool, typer.Option("--headspace", help="Also the largest gain that any loader could give; needs --step-s.")
     ] = False,
     store_mb_s: Annotated[
         float | None, typer.Option("--store-mb-s", min=0.001, help="MB/s that the store or disk delivers, if known.")
     ] = None,
-    probing: _ProbeStore = False,
     cost_s: _CostSeconds = None,
-    html: Annotated[Path | None, typer.Option(help="Write the facts as a page with pictures, too.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last."""
-    _check_options(attached, last, step_s, train, headspace)
-    if html is not None and not html.absolute().parent.is_dir():
-        raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
+    _check_options(attached, last, step_s, headspace)
     spec = _load(pipeline, parse_overrides(overrides or []), source)
-    if probing:
-        _check_probe(spec, attached or last, store_mb_s)
     seconds = seconds or (_ATTACHED_SECONDS if attached else _SECONDS)
     store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
@@ -114,15 +96,9 @@ def explain(
         elif attached:
             found = _watched_run(spec, seconds, store_bytes_per_s, stop)
         else:
-            found = _short_run(spec, seconds, _trainer(step_s, train), headspace, store_bytes_per_s, stop)
-        if probing:
-            from feedline.explain.store_probe import explained_with_probe  # noqa: PLC0415 -- 0.5 s of CPU time
-
-            found = explained_with_probe(found, spec, source, stop)
+            found = _short_run(spec, seconds, step_s, headspace, store_bytes_per_s, stop)
         costs, skipped = _costs(spec, source, cost_s, seconds if attached else None, stop)
     facts = explained_with_costs(found, costs, skipped)
-    if html is not None:
-        html.write_text(explain_page(facts), encoding="utf-8")
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
     if stop.status is not None:
         raise typer.Exit(stop.status)
@@ -135,41 +111,16 @@ def _load(pipeline: Path, values: dict[str, object], source: str | None) -> Pipe
     return spec
 
 
-def _trainer(step_s: float | None, train: str | None) -> Trainer | None:
-    if train is None:
-        return None if step_s is None else SimulatedTrainer(step_s)
-    from feedline.explain.user_trainer import UserTrainer  # noqa: PLC0415 -- imports torch
-
-    return UserTrainer.of(train)
-
-
-def _check_options(attached: bool, last: bool, step_s: float | None, train: str | None, headspace: bool) -> None:
+def _check_options(attached: bool, last: bool, step_s: float | None, headspace: bool) -> None:
     if attached and last:
         raise SpecError("--attach and --last exclude each other: got both, expected one. Leave one out")
-    if (attached or last) and (step_s is not None or train is not None or headspace):
+    if (attached or last) and (step_s is not None or headspace):
         raise SpecError(
-            "--step-s, --train and --headspace belong to a short run: got them with --attach or --last. Leave them "
-            "out; in training, use dataset.headspace(batch)"
+            "--step-s and --headspace belong to a short run: got them with --attach or --last. Leave them out; in "
+            "training, use dataset.headspace(batch)"
         )
-    if step_s is not None and train is not None:
-        raise SpecError("--step-s and --train exclude each other: got both, expected one trainer. Leave one out")
-    if headspace and not step_s and train is None:
-        raise SpecError("--headspace needs a trainer: got none, expected one. Give --train module:function or --step-s")
-
-
-def _check_probe(spec: PipelineSpec, of_other_run: bool, store_mb_s: float | None) -> None:
-    if of_other_run:
-        raise SpecError(
-            "--probe-store belongs to a short run: got it with --attach or --last, whose run may need the store. Leave "
-            "it out, or give --store-mb-s"
-        )
-    if store_mb_s is not None:
-        raise SpecError("--probe-store and --store-mb-s exclude each other: got both, expected one. Leave one out")
-    if spec.cluster.is_elsewhere:
-        raise SpecError(
-            f"--probe-store measures what this host gets: got a cluster by {spec.cluster.kind}, whose workers "
-            "may run on other hosts, expected threads or processes of this one. Give --store-mb-s"
-        )
+    if headspace and not step_s:
+        raise SpecError("--headspace needs a trainer: got none, expected one. Give --step-s")
 
 
 def _costs(
@@ -217,7 +168,7 @@ def _last_run(spec: PipelineSpec, store_bytes_per_s: float | None) -> Explanatio
 def _short_run(
     spec: PipelineSpec,
     seconds: float,
-    trainer: Trainer | None,
+    step_s: float | None,
     headspace: bool,
     store_bytes_per_s: float | None,
     stop: Stop,
@@ -229,7 +180,7 @@ def _short_run(
         feeder_accesses(request)[0],
         spec,
         seconds=seconds,
-        trainer=trainer,
+        step_s=step_s,
         cores=available_cores(),
         stop=stop,
         store_bytes_per_s=store_bytes_per_s,

@@ -42,8 +42,7 @@ class RankSamples:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """What limits a run. source: how it was measured. ranks: their samples, ascending. seconds: that were measured.
-    stopped: before its time. headspace, store: None unless asked for; the latter is what was measured of the store, see
-    `explained_with_store`."""
+    stopped: before its time. headspace: None unless asked for."""
 
     name: str
     source: Source
@@ -51,7 +50,6 @@ class Explanation:
     seconds: float
     stopped: bool = False
     headspace: HeadspaceFacts | None = None
-    store: Mapping[str, Any] | None = None
 
     @property
     def slowest(self) -> RankSamples:
@@ -77,7 +75,6 @@ def explanation_facts(explanation: Explanation, verdict: Verdict) -> dict[str, A
             for each in explanation.ranks
         ],
         "headspace": None if explanation.headspace is None else asdict(explanation.headspace),
-        "store": explanation.store,
     }  # fmt: skip
     return _finite(facts)  # type: ignore[no-any-return]
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
 
 from feedline.explain.explanation import Explanation, HeadspaceFacts, RankSamples
 from feedline.loader.limits.capacities import capacity_of
@@ -43,59 +42,26 @@ class _Reading:
     stats: FeederStats
 
 
-class Trainer(Protocol):
-    """A trainer of a short run. steps: that it has done."""
-
-    steps: int
-
-    def step(self, facts: PlanFacts, slot: Slot, ended: threading.Event) -> None:
-        """Train on a batch. ended: set when the run is over."""
-
-    def pace(self, rows_per_step: float, ended: Callable[[], bool]) -> float | None:
-        """Rows per second without a loader; None if unknown."""
-
-
-class SimulatedTrainer:
-    """A trainer that sleeps so long per step."""
-
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
-        self.steps = 0
-
-    def step(self, _facts: PlanFacts, _slot: Slot, ended: threading.Event) -> None:
-        """Sleep."""
-        ended.wait(self._step_s)
-        self.steps += 1
-
-    def pace(self, rows_per_step: float, _ended: Callable[[], bool]) -> float | None:
-        """Rows per second without a loader; None for a trainer that takes no time."""
-        return rows_per_step / self._step_s if self._step_s > 0 else None
-
-
 def run_shortly(
     access: FeederAccess,
     spec: PipelineSpec,
     *,
     seconds: float,
-    trainer: Trainer | None,
+    step_s: float | None,
     cores: float,
     stop: Callable[[], bool],
     sample_s: float = 1.0,
     store_bytes_per_s: float | None = None,
     headspace: bool = False,
 ) -> Explanation:
-    """Drain rank 0 of 1 for some seconds after its first batch, or the first step of a trainer (None: there is none).
-    stop: ends it early; what was measured so far is explained. Raises what the feeder or the trainer raised."""
+    """Drain rank 0 of 1 for some seconds after its first batch. step_s: of a simulated trainer (None: there is none).
+    stop: ends it early; what was measured so far is explained. Raises what the feeder raised."""
     feed = FeederClient(access)
     ended = threading.Event()
 
-    def train(facts: PlanFacts, slot: Slot) -> None:
-        if trainer is not None:
-            trainer.step(facts, slot, ended)
-
-    def is_begun() -> bool:
-        assert progress is not None
-        return bool(progress.rows) if trainer is None else bool(trainer.steps)
+    def train(_facts: PlanFacts, _slot: Slot) -> None:
+        if step_s is not None:
+            ended.wait(step_s)
 
     first = 0 if spec.is_followed else None
     epochs = spec.epochs if spec.is_followed else _MOST_EPOCHS
@@ -107,8 +73,7 @@ def run_shortly(
         progress = start_draining(
             feed, hello, rank=0, epochs=epochs, stop=lambda: stop() or ended.is_set(), train=train
         )
-        _sample(progress, readings, seconds, sample_s, stop, is_begun, spec.cluster.kind == "processes")
-        pace = _pace(progress, trainer, stop) if headspace and len(readings) > 1 else None
+        _sample(progress, readings, seconds, sample_s, stop, spec.cluster.kind == "processes")
         if progress.error is not None:
             raise progress.error
     finally:
@@ -116,7 +81,7 @@ def run_shortly(
         if progress is not None:
             stop_draining(feed, progress, _STEP_END_S)
         feed.close()
-    samples = [_sample_of(old, new, has_trainer=trainer is not None) for old, new in pairwise(readings)]
+    samples = [_sample_of(old, new, has_trainer=step_s is not None) for old, new in pairwise(readings)]
     if not spec.cluster.is_elsewhere:
         samples = with_other_cpu(samples, [new.feeder_cpu_s - old.feeder_cpu_s for old, new in pairwise(readings)])
     stats = readings[-1].stats if readings else FeederStats()
@@ -124,20 +89,12 @@ def run_shortly(
     measured = sum(sample.wall_s for sample in samples)
     rank = RankSamples(rank=0, samples=tuple(samples) or (_nothing(progress),), capacity=capacity)
     explanation = Explanation(name=spec.name, source="short run", ranks=(rank,), seconds=measured, stopped=stop())
-    if pace is None:
+    if not (headspace and step_s and samples and progress.batches):
         return explanation
-    rows = sum(sample.rows for sample in samples)
+    pace, rows = progress.rows / progress.batches / step_s, sum(sample.rows for sample in samples)
     return replace(
         explanation, headspace=HeadspaceFacts(rows_per_s=pace, gain=max(1.0, pace * measured / max(rows, 1)))
     )
-
-
-def _pace(progress: DrainProgress, trainer: Trainer | None, stop: Callable[[], bool]) -> float | None:
-    """The rows per second that the trainer takes without a loader."""
-    if trainer is None or not progress.batches:
-        return None
-    report_progress("measuring the trainer alone", 0, None, "s")
-    return trainer.pace(progress.rows / progress.batches, lambda: stop() or progress.done)
 
 
 def _sample(
@@ -146,21 +103,19 @@ def _sample(
     seconds: float,
     sample_s: float,
     stop: Callable[[], bool],
-    is_begun: Callable[[], bool],
     has_workers: bool,
 ) -> None:
-    """Read the counts every `sample_s`, from when it has begun, until the time is over or the drain has ended.
+    """Read the counts every `sample_s`, from the first batch on, until the time is over or the drain has ended.
     has_workers: the feeder starts processes."""
     tick = threading.Event()
     opened_s = time.perf_counter()
-    while not stop() and not progress.done and not is_begun():
+    while not stop() and not progress.done and not progress.rows:
         if (planning := progress.planning) is not None:
             report_progress(planning.phase, planning.done, planning.total, planning.unit)
         else:
-            phase = "first step" if progress.rows else "planning"
-            report_progress(phase, int(time.perf_counter() - opened_s), None, "s")
+            report_progress("planning", int(time.perf_counter() - opened_s), None, "s")
         tick.wait(_LOOK_S)
-    if not is_begun():
+    if not progress.rows:
         return
     first = _read(progress, has_workers)
     readings.append(replace(first, stats=replace(first.stats, planning_s=0.0)))  # that time comes before the samples

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from pipelines import Place, eventually, furnished
 from processes import ended, ended_here, feedline
 
-from feedline.commands.display.explain_page import explain_page
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.run_status import FeederStatus
 
@@ -44,18 +42,6 @@ def test_a_short_run_and_then_the_last_one(place: Place):
         (["--last", "--step-s", "1"], "belong to a short run"),
         (["--source", "clicks"], "source: has no name: got source 'clicks', expected none"),
         (["--headspace"], "--headspace needs a trainer"),
-        (["--attach", "--train", "train:step"], "belong to a short run"),
-        (["--train", "train:step", "--step-s", "1"], "--step-s and --train exclude each other"),
-        (["--train", "train"], "--train is no function: got 'train', expected module:function"),
-        (["--train", "no_such_module:step"], "--train names a module that is missing: got no_such_module"),
-        (["--train", "json:step"], "got nothing of that name as step"),
-        (["--html", "/nowhere/page.html"], "--html names a file in a folder that is missing"),
-        (["--last", "--probe-store"], "--probe-store belongs to a short run"),
-        (["--probe-store", "--store-mb-s", "5"], "--probe-store and --store-mb-s exclude each other"),
-        (
-            ["--probe-store", "--set", "cluster={scheduler: 'tcp://127.0.0.1:1'}"],
-            "what this host gets: got a cluster by",
-        ),
         (["--attach"], "there is no run of this pipeline to attach to: got no feeder"),
         (["--last"], "there is no last run to explain"),
     ],
@@ -81,24 +67,12 @@ def test_a_run_is_attached_to_and_ctrl_c_explains_what_was_measured(place: Place
     assert "your trainer is the limit" in program.text
 
 
-def test_costs_of_features_are_measured_and_drawn(place: Place):
-    path, page = place.write(epochs=2), place.folder / "page.html"
-    done = ended("explain", path, "--seconds", 1, "--cost-seconds", 1, "--html", page, "--json")
+def test_costs_of_features_are_measured(place: Place):
+    done = ended("explain", place.write(epochs=2), "--seconds", 1, "--cost-seconds", 1, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     features = {feature["name"] for feature in facts["costs"]["account"]["features"]}
     assert {"dense_0", "hist_1", "clicked"} <= features
-    written = page.read_text()
-    assert written == explain_page(facts)
-    assert "What a feature costs" in written
-    assert "<script" not in written
-
-
-@pytest.mark.nightly
-def test_the_store_is_measured_after_a_run(place: Place):
-    done = ended("explain", place.write(epochs=2), "--seconds", 1, "--probe-store", *PLAIN)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^Store: (.*MB/s .* MB read|the disk was not measured)", done.stdout, re.MULTILINE)
 
 
 def _fed(place: Place) -> bool:

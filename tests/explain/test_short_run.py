@@ -13,7 +13,7 @@ from pipelines import Place, furnished
 from feedline.commands.run import RunRequest, feeder_accesses
 from feedline.errors import FeedlineError
 from feedline.explain.explanation import Explanation
-from feedline.explain.short_run import SimulatedTrainer, run_shortly
+from feedline.explain.short_run import run_shortly
 from feedline.progress import Progress, on_progress
 from feedline.spec import load_spec
 
@@ -27,13 +27,13 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
 def explained(path: Path, **options: Any) -> Explanation:
     spec = load_spec(path)
     request = RunRequest(spec=spec, ranks=[0], world_size=1)
-    given = {"seconds": 0.6, "trainer": None, "cores": 2.0, "stop": lambda: False, "sample_s": 0.1}
+    given = {"seconds": 0.6, "step_s": None, "cores": 2.0, "stop": lambda: False, "sample_s": 0.1}
     return run_shortly(feeder_accesses(request)[0], spec, **(given | options))
 
 
 def test_a_trainer_of_a_slow_pace_is_the_limit(place: Place):
     """Steps of 0.1 s: epochs of 78 steps follow each other in no time otherwise."""
-    found = explained(place.write(), seconds=1.5, trainer=SimulatedTrainer(0.1), headspace=True)
+    found = explained(place.write(), seconds=1.5, step_s=0.1, headspace=True)
     verdict = found.slowest.verdict()
     assert verdict.limit == "trainer"
     assert verdict.rows_per_s <= 256 / 0.1

@@ -187,7 +187,7 @@ def test_torch_is_where_the_page_says():
     for path in PACKAGE.rglob("*.py"):
         imports = re.search(r"^(?:import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE)
         room = path.relative_to(PACKAGE)
-        beside = str(room) in ("explain/user_trainer.py", "commands/begin/baseline.py")
+        beside = str(room) == "commands/begin/baseline.py"
         assert not imports or room.parts[0] in ("loader", "modules") or beside, path
 
 

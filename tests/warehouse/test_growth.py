@@ -17,7 +17,7 @@ import pytest
 
 from feedline.planning import skip_bad_files
 from feedline.warehouse.optimize import units
-from feedline.warehouse.optimize.survey import whole_file
+from feedline.warehouse.optimize.survey import file_fragment
 from feedline.warehouse.optimize.units import Partition
 from feedline.warehouse.rebase.file_changes import by_file
 from feedline.warehouse.snapshot.column_facts import Facts
@@ -91,7 +91,7 @@ def test_row_groups_of_a_file_are_found_without_a_pass_over_the_table(files: int
     snapshot, last = table_of(files), files - 1
     expected = [GROUPS * last, GROUPS * last + 1, GROUPS * last + 2]
     assert snapshot.row_groups_of(last).tolist() == expected
-    assert whole_file(snapshot, last).row_groups == (0, 1, 2)
+    assert file_fragment(snapshot, last).row_groups == (0, 1, 2)
     assert [fragment.row_groups for fragment in units._row_groups(snapshot, partition_of((last,)))] == [
         (0,),
         (1,),
@@ -101,7 +101,7 @@ def test_row_groups_of_a_file_are_found_without_a_pass_over_the_table(files: int
     assert [splits.rows[split] for split in splits.of_file(last)] == [20, 10]
     for call in (
         lambda: snapshot.row_groups_of(last),
-        lambda: whole_file(snapshot, last),
+        lambda: file_fragment(snapshot, last),
         lambda: list(units._row_groups(snapshot, partition_of((last,)))),
         lambda: splits.of_file(last),
         lambda: list(by_file(snapshot, expected)),

@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedline.commands.display.costs_table import costs_table
-from feedline.loader.limits.advice import counted
 from feedline.loader.limits.verdict import short
 
 _WORTH = 1.05  # a gain from which on a headspace is one
@@ -26,7 +25,7 @@ def explain_view(facts: Mapping[str, Any]) -> Group:
     parts += _other_ranks([each for each in facts["ranks"] if each["rank"] != facts["rank"]])
     if facts["stages"]:
         parts.append(stage_table(facts))
-    parts += map(escape, asked_lines(facts))
+    parts += map(escape, headspace_lines(facts))
     if facts.get("costs"):
         if name := facts["costs"]["source"]:
             share = facts["costs"]["step_share"]
@@ -48,26 +47,12 @@ def _measured(facts: Mapping[str, Any]) -> str:
     return f"Measured: {rate}{between} over {facts['seconds']:.1f} s {source}{rank}{early}."
 
 
-def asked_lines(facts: Mapping[str, Any]) -> list[str]:
-    """What was measured because it was asked for: the headspace, the store."""
-    lines = []
-    if (headspace := facts["headspace"]) is not None:
-        rate = short(headspace["rows_per_s"])
-        lines.append(f"Headspace: the trainer takes {rate} of batches that it has: {headspace['gain']:.2f}x at most.")
-    if facts["store"] is not None:
-        lines.append(_store_line(facts["store"]))
-    return lines
-
-
-def _store_line(store: Mapping[str, Any]) -> str:
-    skipped = store["skipped"]
-    if "bytes_per_s" not in store:
-        return f"Store: {skipped}"
-    low, high = (f"{store['interval'][end] / 1e6:,.1f}" for end in ("low", "high"))
-    readers = counted(store["readers"], "reader")
-    least = "at least " * store["is_growing"]
-    line = f"Store: {least}{store['bytes_per_s'] / 1e6:,.1f} MB/s ({low} to {high}) with {readers}"
-    return f"{line}, {store['nbytes'] / 1e6:,.0f} MB read{f': {skipped}' if skipped else ''}."
+def headspace_lines(facts: Mapping[str, Any]) -> list[str]:
+    """A line about the headspace, if it was asked for."""
+    if (headspace := facts["headspace"]) is None:
+        return []
+    rate = short(headspace["rows_per_s"])
+    return [f"Headspace: the trainer takes {rate} of batches that it has: {headspace['gain']:.2f}x at most."]
 
 
 def _other_ranks(ranks: Sequence[Mapping[str, Any]]) -> list[str]:

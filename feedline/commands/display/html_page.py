@@ -54,8 +54,6 @@ grid-auto-flow:dense;align-items:center;font-size:.92rem}}
 .bars>.n{{grid-column:3}} .bars>.track{{grid-column:2}}
 .track{{display:flex;height:14px;background:var(--panel);border-radius:3px;overflow:hidden}}
 .track i{{display:block;height:100%}}
-.flame{{font-size:.8rem;margin:.6em 0;display:flex}}
-.flame .flame{{margin:0;width:100%}}
 .node{{min-width:0;display:flex;flex-direction:column}}
 .node>b{{font-weight:400;color:#fff;border:1px solid var(--bg);border-radius:3px;padding:1px 5px;height:24px;
 white-space:nowrap;overflow:hidden;text-overflow:ellipsis}}

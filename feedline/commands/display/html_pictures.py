@@ -1,19 +1,17 @@
-"""Draw pictures for a page of HTML: bars, a histogram, a timeline, a flame.
+"""Draw pictures for a page of HTML: bars and histograms.
 
-Runs in: the process of the command. Pure. Bars and flames are boxes of the page, which stay readable at any width;
-histograms and timelines are inline SVG. Every picture has its numbers as words, for readers who do not see it.
+Runs in: the process of the command. Pure. Bars are boxes of the page, which stay readable at any width; histograms are
+inline SVG. Every picture has its numbers as words, for readers who do not see it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from feedline.commands.display.html_page import COLORS, Markup, html_element
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 180, 52, 22  # of a picture in SVG, and its margins for axes
-_LEAST_SHARE = 0.002  # of a flame's width that is drawn
-_DEEPEST = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +22,6 @@ class BarRow:
     parts: tuple[float, ...]
     text: str = ""
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlameNode:
-    """A box as wide as its value, above the boxes that it consists of; what these do not fill is its own.
-
-    color: of COLORS; None: as the box above it.
-    """
-
-    name: str
-    value: float
-    children: tuple[FlameNode, ...] = ()
-    detail: str = ""
-    color: int | None = None
 
 
 def plain_number(value: float) -> str:
@@ -102,58 +86,6 @@ def html_histogram(
         middle = len(words) // 2
         labels.insert(1, (words[middle], "middle", _LEFT + round(room * (middle + (len(words) == len(counts)) / 2))))
     return _svg(name, [*shapes, *_axes(tallest, number), *(_label(*each) for each in labels)])
-
-
-def html_timeline(
-    times_s: Sequence[float],
-    series: Mapping[str, Sequence[float]],
-    *,
-    name: str,
-    most: float | None = None,
-    number: Callable[[float], str] = plain_number,
-    time: Callable[[float], str] = lambda seconds: f"{plain_number(seconds)} s",
-) -> Markup:
-    """Series over time as areas, each on top of the one before. times_s: ascending, as many as values of each."""
-    totals = [0.0] * len(times_s)
-    stacked: list[tuple[list[float], list[float]]] = []
-    for values in series.values():
-        above = [low + max(value, 0.0) for low, value in zip(totals, values, strict=True)]
-        stacked.append((totals, above))
-        totals = above
-    tallest = most or max(totals, default=0.0) or 1.0
-    span = (times_s[-1] - times_s[0]) or 1.0 if times_s else 1.0
-    xs = [_LEFT + (_WIDTH - _LEFT) * (each - times_s[0]) / span for each in times_s]
-    shapes = []
-    for index, (title, (below, above)) in enumerate(zip(series, stacked, strict=True)):
-        points = [
-            *(f"{x:.1f},{_y(y, tallest):.1f}" for x, y in zip(xs, above, strict=True)),
-            *(f"{x:.1f},{_y(y, tallest):.1f}" for x, y in reversed(list(zip(xs, below, strict=True)))),
-        ]
-        shapes.append(
-            html_element("polygon", html_element("title", title), class_=f"s{index % COLORS}", points=" ".join(points))
-        )
-    labels = [(time(times_s[0]), "start", _LEFT), (time(times_s[-1]), "end", _WIDTH)] if times_s else []
-    picture = _svg(name, [*shapes, *_axes(tallest, number), *(_label(*each) for each in labels)])
-    return html_element("div", _legend(list(series)), picture)
-
-
-def html_flame(root: FlameNode) -> Markup:
-    """A box of boxes: each as wide as its share of the one above it."""
-    words = f"{root.name}: " + ", ".join(f"{each.name} {plain_number(each.value)}" for each in root.children)
-    return html_element("div", _flame_node(root, 100.0, 1.0, 0, 0), class_="flame", role="img", aria_label=words)
-
-
-def _flame_node(node: FlameNode, percent: float, share: float, color: int, depth: int) -> Markup:
-    color = color if node.color is None else node.color
-    label = html_element("b", node.name, class_=f"s{color % COLORS}", title=node.detail or node.name)
-    total = max(node.value, sum(child.value for child in node.children)) or 1.0
-    inner = [
-        _flame_node(child, 100 * child.value / total, share * child.value / total, color, depth + 1)
-        for child in node.children
-        if share * child.value / total >= _LEAST_SHARE and depth < _DEEPEST
-    ]
-    children = html_element("div", *inner, class_="flame") if inner else ""
-    return html_element("div", label, children, class_="node", style=f"width:{percent:.3f}%")
 
 
 def _share(part: float, whole: float) -> float:

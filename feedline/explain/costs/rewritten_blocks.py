@@ -19,7 +19,7 @@ from feedline.blocks.jobs import CompiledJob
 from feedline.blocks.request import BlockRequest, PieceRequest
 from feedline.explain.costs.sampled_blocks import BlockSample
 from feedline.expressions.column_parts import has_column, part_of
-from feedline.warehouse.optimize.survey import null_paths, whole_file, without_nulls
+from feedline.warehouse.optimize.survey import file_fragment, null_paths, without_nulls
 from feedline.warehouse.parquet.encodings import choose
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, SUFFIX, Encoding, leaf_paths, writer_options
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
@@ -145,7 +145,7 @@ class _SampleWriter:
         self._count += 1
         self._write(path, tables)
         snapshot = take_snapshot(str(path))
-        written = whole_file(snapshot, 0)
+        written = file_fragment(snapshot, 0)
         fragment = replace(
             written,
             expected=tuple(expected),

@@ -154,8 +154,7 @@ def _store_caveat(threads: Resource, capacity: Capacity) -> str:
     """What advice of more reading leaves out where threads wait for a store of unknown MB/s."""
     if capacity.store_bytes_per_s is not None or threads.uses["store wait"] < _WAITS * threads.use:
         return ""
-    how = "feedline explain --probe-store measures them" if capacity.own_cores else "give --store-mb-s"
-    return f"the store's MB/s are unknown, and may not be enough: {how}"
+    return "the store's MB/s are unknown, and may not be enough: give --store-mb-s"
 
 
 def _with_sending(limits: ResourceLimits, facts: RunFacts) -> ResourceLimits:

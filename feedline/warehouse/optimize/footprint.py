@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from feedline.progress import track
-from feedline.warehouse.optimize.survey import footer_of, whole_file
+from feedline.warehouse.optimize.survey import file_fragment, footer_of
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column
 from feedline.warehouse.parquet.footer import chunk_ranges, column_leaves
 from feedline.warehouse.reading.fragment import Fragment
@@ -111,7 +111,7 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
 
     A projected column that is stored once per run is read with its flags.
     """
-    fragments = [whole_file(snapshot, file) for file in range(len(snapshot.files))]
+    fragments = [file_fragment(snapshot, file) for file in range(len(snapshot.files))]
     parts = [tuple(fragments[start : start + _TASK_FILES]) for start in range(0, len(fragments), _TASK_FILES)]
     tasks = [FootprintTask(fragments=part, columns=tuple(projection)) for part in parts]
     total = FootprintSums()

@@ -72,7 +72,7 @@ def survey(
             nulls.add(field.name)
     keys: dict[str, Counter[Key]] = {name: Counter() for name in maps}
     if uncounted or maps:
-        files = (whole_file(snapshot, file) for file in range(len(snapshot.files)))
+        files = (file_fragment(snapshot, file) for file in range(len(snapshot.files)))
         tasks = [
             SurveyTask(fragments=part, schema=schema, columns=tuple(uncounted), maps=tuple(maps))
             for part in gather(((file, file.bytes) for file in files), _TASK_BYTES, _TASK_FILES)
@@ -130,7 +130,7 @@ def footer_of(fragment: Fragment) -> tuple[pq.FileMetaData, pa.Schema]:
         return file.metadata, file.schema
 
 
-def whole_file(snapshot: Snapshot, file: int) -> Fragment:
+def file_fragment(snapshot: Snapshot, file: int) -> Fragment:
     """Return the fragment of all of a file's rows."""
     groups = snapshot.row_groups_of(file)
     return fragment_at(snapshot, file, groups, np.full(len(groups), UNCOUNTED))

@@ -6,7 +6,6 @@ import io
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from explained_runs import rank_samples
 from rich.console import Console
 
@@ -14,15 +13,6 @@ from feedline.commands.display.explain_table import explain_view
 from feedline.explain.explanation import Explanation, HeadspaceFacts, explanation_facts
 from feedline.loader.limits.advice import Advice
 from feedline.loader.limits.run_facts import Interval
-
-MEASURED = {
-    "readers": 2,
-    "bytes_per_s": 50e6,
-    "interval": {"low": 45e6, "high": 55e6},
-    "is_growing": False,
-    "nbytes": 120_000_000,
-    "skipped": "",
-}
 
 
 def shown(facts: dict[str, Any]) -> str:
@@ -71,22 +61,6 @@ def test_a_run_that_the_trainer_limits_needs_no_advice() -> None:
     assert "The trainer hardly waits: of up to 1.61x, a loader gains what it leaves of the shared cores." in text
     without = replace(explanation, headspace=HeadspaceFacts(rows_per_s=1010.0, gain=1.01))
     assert "A faster loader would not help." in shown(explanation_facts(without, without.slowest.verdict()))
-
-
-@pytest.mark.parametrize(
-    ("store", "line"),
-    [
-        ({"skipped": "not measured"}, "Store: not measured"),
-        (MEASURED, "Store: 50.0 MB/s (45.0 to 55.0) with 2 readers, 120 MB read."),
-        (
-            MEASURED | {"readers": 1, "is_growing": True, "skipped": "no limit of this run"},
-            "Store: at least 50.0 MB/s (45.0 to 55.0) with 1 reader, 120 MB read: no limit of this run.",
-        ),
-    ],
-)
-def test_what_the_store_delivers(store: dict[str, Any], line: str) -> None:
-    explanation = Explanation(name="n", source="short run", ranks=(rank_samples(0, 0.5),), seconds=4.0, store=store)
-    assert line in shown(explanation_facts(explanation, explanation.slowest.verdict())).splitlines()
 
 
 def test_nothing_was_delivered() -> None:

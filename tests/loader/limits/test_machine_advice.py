@@ -174,7 +174,7 @@ def test_unused_threads_need_no_more():
 @pytest.mark.parametrize(
     ("fetch_s", "bytes_per_s", "own_cores", "words"),
     [
-        (1.8, None, True, "--probe-store"),
+        (1.8, None, True, "--store-mb-s"),
         (1.8, None, False, "--store-mb-s"),
         (1.8, 1e12, True, None),
         (0.2, None, True, None),  # hardly waits for the store
