@@ -110,7 +110,7 @@ FENCES = {
     "bokeh": ("service.page",),
     "jinja2": ("service.page",),
     "zarr": ("artifacts.zarr_array", "materialize.array_files"),
-    "prometheus_client": ("service.monitoring.dask_pages",),
+    "prometheus_client": ("service.monitoring.prometheus_server",),
     "opentelemetry": ("service.monitoring.block_spans",),
     "tenacity": ("warehouse.storage",),
     "pickle": (),

@@ -27,7 +27,7 @@ def watch_feeder(
     """
     with contextlib.ExitStack() as stack:
         if metrics is not None:
-            from feedline.service.monitoring.metric_server import serve_metrics  # noqa: PLC0415 -- rare
+            from feedline.service.monitoring.prometheus_server import serve_metrics  # noqa: PLC0415 -- rare
 
             shown = f"{min(ranks)}-{max(ranks)}" if len(ranks) > 1 else "".join(map(str, ranks))
             labels = {"feedline_role": "feeder", "feedline_job": status().job, "feedline_ranks": shown}

@@ -215,6 +215,6 @@ def install(scheduler: Scheduler) -> JobExtension:
 
 def _show_metrics(extension: JobExtension) -> None:
     """Add the extension's metrics to `/metrics` of Dask's pages, whose handlers run on the scheduler's loop."""
-    from feedline.service.monitoring.dask_pages import add_to_dask  # noqa: PLC0415 -- most have none
+    from feedline.service.monitoring.prometheus_server import add_to_dask  # noqa: PLC0415 -- most have none
 
     add_to_dask("scheduler", SCHEDULER_METRICS, extension.state)

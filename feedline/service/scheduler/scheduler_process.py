@@ -106,7 +106,7 @@ def _serve_metrics(
     spec: MetricsSpec, read: Callable[[], SchedulerState], loop: asyncio.AbstractEventLoop
 ) -> contextlib.AbstractContextManager[object]:
     """Serve the metrics from a thread, which has the loop read the state: it belongs to the loop."""
-    from feedline.service.monitoring.metric_server import serve_metrics  # noqa: PLC0415 -- asked for
+    from feedline.service.monitoring.prometheus_server import serve_metrics  # noqa: PLC0415 -- asked for
 
     async def state() -> SchedulerState:
         return read()

@@ -41,7 +41,7 @@ def watch_worker(worker: Worker) -> None:
     """Serve this process's metrics, if its configuration asks for them. Where that fails, the worker works without."""
     if (given := dask.config.get(_METRICS, None)) is None:
         return
-    from feedline.service.monitoring.metric_server import serve_metrics  # noqa: PLC0415 -- asked for
+    from feedline.service.monitoring.prometheus_server import serve_metrics  # noqa: PLC0415 -- asked for
 
     labels = {"feedline_role": "worker", "feedline_worker": str(worker.name), "feedline_job": dask.config.get(_JOB, "")}
     try:

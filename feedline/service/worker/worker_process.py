@@ -104,13 +104,13 @@ class WorkerProcess:
         """Serve metrics, where they are asked for: for the life of the process, whatever its worker does."""
         options = self._options
         if options.http is not None:
-            from feedline.service.monitoring.dask_pages import add_to_dask  # noqa: PLC0415 -- asked for
+            from feedline.service.monitoring.prometheus_server import add_to_dask  # noqa: PLC0415 -- asked for
 
             add_to_dask("worker", WORKER_METRICS, self.state)
         if options.metrics is None:
             yield
             return
-        from feedline.service.monitoring.metric_server import serve_metrics  # noqa: PLC0415 -- asked for
+        from feedline.service.monitoring.prometheus_server import serve_metrics  # noqa: PLC0415 -- asked for
 
         labels = {"feedline_role": "worker", "feedline_worker": options.name or ""}
         with serve_metrics(options.metrics, WORKER_METRICS, self.state, labels):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from watched_status import watched_status
 
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.monitoring.feeder_metrics import FEEDER_METRICS
-from feedline.service.monitoring.text_format import END, TextFormat, write_metrics
+from feedline.service.monitoring.prometheus_server import StateCollector
 from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS
 from feedline.service.worker.worker_metrics import WORKER_METRICS
 
@@ -20,8 +22,9 @@ LABELS = {"pipeline", "rank", "stage", "result", "direction", "kind", "version",
 
 
 def scraped(status: FeederStatus) -> dict[str, float]:
-    form = TextFormat.OPENMETRICS
-    families = text_string_to_metric_families(write_metrics(FEEDER_METRICS, status, form) + END[form])
+    registry = CollectorRegistry()
+    registry.register(StateCollector(FEEDER_METRICS, lambda: status))
+    families = text_string_to_metric_families(generate_latest(registry).decode())
     return {f"{each.name}{sorted(each.labels.items())}": each.value for family in families for each in family.samples}
 
 

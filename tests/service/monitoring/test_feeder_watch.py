@@ -38,7 +38,7 @@ def test_the_target_names_the_job_and_its_ranks(tmp_path: Path, ranks: tuple[int
         assert (group["labels"]["feedline_role"], group["labels"]["feedline_job"]) == ("feeder", "clicks-1234abcd")
         assert group["labels"].get("feedline_ranks") == shown
         with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=10) as answer:
-            assert b'feedline_rows_total{pipeline="clicks-1234abcd",rank="1"} 640\n' in answer.read()
+            assert b'feedline_rows_total{pipeline="clicks-1234abcd",rank="1"} 640.0\n' in answer.read()
     assert not list(tmp_path.iterdir())
 
 
