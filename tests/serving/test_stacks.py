@@ -11,7 +11,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from call_counts import calls_of
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,6 @@ from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 
 COLUMNS = 5
-MOST = 9  # calls for each dense feature: a quarter more than are counted
 
 
 def serving_of(features: Mapping[str, Any], types: pa.Schema | None = None) -> Serving:
@@ -135,17 +133,3 @@ def test_features_with_artifacts_of_their_own_are_not_stacked(tmp_path: Path) ->
     pipeline.fit()
     assert pipeline._serving.form(rows.schema).stacks == ()
     assert np.allclose(pipeline.transform(rows).dense.std(axis=0), 1)
-
-
-def test_a_feature_of_a_request_takes_few_calls() -> None:
-    few, many = (calls_of_request(columns) for columns in (10, 60))
-    assert (many - few) / 50 <= MOST
-
-
-def calls_of_request(columns: int) -> int:
-    """The calls of Python and C functions in a request of one row, once its form is compiled."""
-    ops = [{"fill_null": 0}, {"clip": {"min": 0, "max": 9}}, "log1p"]
-    rows = pa.table({f"d{index}": pa.array([0.5], pa.float32()) for index in range(columns)})
-    serving = serving_of({"dense": dict.fromkeys(rows.column_names, ops)})
-    serving.transform(rows)
-    return calls_of(lambda: serving.transform(rows))
