@@ -140,9 +140,6 @@ def plan(
     ops: Annotated[
         bool, typer.Option("--ops", help="Show each feature's chain instead: types, shared steps, cost.")
     ] = False,
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Show how the shuffle mixes instead, beside two other settings.")
-    ] = False,
     dedup: Annotated[
         bool, typer.Option("--dedup", help="Propose groups of features to deduplicate instead, and measure them.")
     ] = False,
@@ -153,6 +150,10 @@ def plan(
     epoch: Annotated[int, typer.Option(min=0, help="With --step: of this epoch.")] = 0,
     state: Annotated[
         Path | None, typer.Option(help="With --step: the plan of a state, the JSON of a dataset's state_dict.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Show how it differs from another pipeline's instead.", autocompletion=complete_pipeline),
     ] = None,
     rows_per_s: RowsPerSecond = 0.0,
     save: Save = False,
@@ -171,17 +172,18 @@ def plan(
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
     if save:
-        if step is not None or ops or shuffle or dedup:
-            raise SpecError("--save shows the plan: got --step, --ops, --shuffle or --dedup beside it. Leave out one")
+        if step is not None or ops or dedup or against is not None:
+            raise SpecError("--save shows the plan: got --step, --ops, --dedup or --against beside it. Leave out one")
         views.print_saved_plan(spec, world_size, rows_per_s, as_json=as_json)
         return
     own = Pipeline(spec)
     with ProgressLine():
         resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
+        other = None if against is None else Pipeline(_load(against, None, source)).plan(world_size=world_size)
     if step is not None:
         views.print_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size, as_json=as_json)
-    elif shuffle:
-        views.print_shuffle(resolved, world_size, as_json=as_json)
+    elif other is not None:
+        views.print_against(resolved, other, world_size, as_json=as_json)
     elif ops:
         views.print_ops(resolved, as_json=as_json)
     elif dedup:

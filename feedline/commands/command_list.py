@@ -23,10 +23,6 @@ ELSEWHERE = {
         "feedline.commands.check",
         "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
     ),
-    "diff": (
-        "feedline.commands.diff.diff_command",
-        "Compare two pipelines: rows, what is read, features, fingerprints, whether a run continues, cost.",
-    ),
     "explain": (
         "feedline.commands.explain",
         "Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last.",

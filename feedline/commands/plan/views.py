@@ -10,9 +10,9 @@ import json
 
 from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.display.dedup_table import print_proposals
+from feedline.commands.plan.against import against_table, describe_against
 from feedline.commands.plan.mixed import describe_plan, described_plan
 from feedline.commands.plan.ops import ops_table
-from feedline.commands.plan.shuffle import describe_shuffle, shuffle_table
 from feedline.commands.plan.step import describe_step, step_table
 from feedline.explain.costs.op_costs import describe_ops
 from feedline.planning.dedup.proposals import describe_proposals
@@ -30,10 +30,10 @@ def print_ops(plan: RunPlan, *, as_json: bool) -> None:
     print_facts(describe_ops(require_plain(plan, "plan --ops")), ops_table, as_json=as_json)
 
 
-def print_shuffle(plan: RunPlan, world_size: int, *, as_json: bool) -> None:
-    """How the shuffle mixes."""
-    plan = require_plain(plan, "plan --shuffle")
-    print_facts(describe_shuffle(plan, world_size=world_size), shuffle_table, as_json=as_json)
+def print_against(plan: RunPlan, other: RunPlan, world_size: int, *, as_json: bool) -> None:
+    """How the plan differs from another."""
+    here, there = (require_plain(each, "plan --against") for each in (plan, other))
+    print_facts(describe_against(here, there, world_size=world_size), against_table, as_json=as_json)
 
 
 def print_groups(plan: RunPlan, *, as_json: bool) -> None:

@@ -10,9 +10,7 @@ import pytest
 from pipelines import Place
 
 from feedline import Pipeline
-from feedline.commands.plan.shuffle import alternatives
 from feedline.commands.plan.step_lengths import describe_lengths, length_rows
-from feedline.errors import PlanError
 
 LANES = 2
 BUCKETS: dict[str, Any] = {"size": None, "max_tokens": 400, "buckets": [2, 6, 40]}
@@ -67,9 +65,3 @@ def test_steps_are_as_even_as_the_plan_says(place: Place, batch: dict[str, Any],
 
 def test_other_plans_have_no_lengths(place: Place):
     assert describe_lengths(Pipeline.from_yaml(place.write()).plan()) is None
-
-
-def test_the_shuffle_of_buckets_is_not_measured(place: Place):
-    plan = Pipeline.from_yaml(place.write(batch={**BUCKETS, "balance": "hist_0"})).plan()
-    with pytest.raises(PlanError, match=r"got batch\.buckets, expected batch\.size"):
-        alternatives(plan)

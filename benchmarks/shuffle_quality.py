@@ -1,22 +1,28 @@
-"""Measure how well a plan's shuffle mixes, beside two other settings, for `feedline plan --shuffle`.
+"""Measure how well a plan's shuffle mixes, beside two other settings.
 
-Runs in: the process of the command. Nothing is read. Some steps of an epoch, evenly spaced, are compared with those of
+    python benchmarks/shuffle_quality.py pipeline.yaml [--world-size 8] [--json]
+
+No rows are read. Some steps of an epoch, evenly spaced, are compared with those of
 a true shuffle, in which every order of the selected rows is equally likely. Runs of `shuffle.by` are treated as if
 their rows were permuted one by one.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from feedline import Pipeline
 from feedline.blocks.permutation import permutation
 from feedline.commands.plan.lane_borders import row_groups_read_twice
 from feedline.commands.plan.report import row_bytes
@@ -69,8 +75,8 @@ def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
     PlanError for a plan with buckets."""
     if plan.lengths is not None:
         raise PlanError(
-            "plan --shuffle compares plans whose lanes take any of their rows: got batch.buckets, expected batch.size. "
-            "Measure the pipeline with --set batch.max_tokens=null --set batch.buckets=null and a batch.size"
+            "the shuffle is measured for plans whose lanes take any of their rows: got batch.buckets, expected "
+            "batch.size. Measure it without buckets, with --set batch.max_tokens=null --set batch.buckets=null"
         )
     shuffle = plan.spec.shuffle
     if newest_version(plan.spec.shuffle) == 1:
@@ -254,3 +260,22 @@ def _picture(settings: list[dict[str, Any]]) -> Text:
         lines += [f"  |{heat_strip(tuple(row))}|" for row in setting["regions"]]
     lines += ["true shuffle", f"  |{'▒' * REGIONS}|"]
     return Text("\n".join(lines), no_wrap=True)
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pipeline", type=Path)
+    parser.add_argument("--world-size", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    plan = Pipeline.from_yaml(arguments.pipeline).plan(world_size=arguments.world_size)
+    facts = describe_shuffle(plan, world_size=arguments.world_size)
+    if arguments.json:
+        print(json.dumps(facts))
+    else:
+        Console().print(shuffle_table(facts))
+
+
+if __name__ == "__main__":
+    main()
