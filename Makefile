@@ -6,6 +6,7 @@
 #   make demo-criteo, make demo-mind  generate a table of ads or news, fit, train, evaluate and serve
 #   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
+#   make test-workbench the tests of init, profile, explain and generate, which `make test` runs, too
 #   make test-without-kernels   those of the quick ones that use the compiled kernels, without them
 #   make test-pythons   all tests on each Python that is found, each in a virtual environment of its own below build/
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times, and those of benchmarks
@@ -35,7 +36,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --co
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-clicks demo-criteo demo-mind test test-unit test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean
+.PHONY: help install demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -91,6 +92,9 @@ test: install
 
 test-unit: install
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly and not slow" --ignore tests/system $(PYTEST_ARGS) $(TESTS)
+
+test-workbench: install
+	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(PYTEST_ARGS) tests/workbench
 
 test-without-kernels: BARE := build/without-kernels
 test-without-kernels: install

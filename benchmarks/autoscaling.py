@@ -32,8 +32,8 @@ from feedline.service.scaling.autoscale import (
     ScalingRules,
     ScalingSample,
 )
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import generate_clicks
 
 RULES = ScalingRules(least_workers=1, most_workers=16)
 

@@ -43,8 +43,8 @@ from feedline.spec import load_spec
 from feedline.spec.chosen_features import choose_features
 from feedline.warehouse.reading.read import bytes_of, read_fragment
 from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 GROUPS = (("dense", "label"), ("categorical", "sparse"))
 WHERE = "session_id % 8 != 0"  # of a column that no feature reads

@@ -49,8 +49,8 @@ from transforms import reborn
 from feedline import Pipeline
 from feedline.planning.plan import Plan
 from feedline.resources.cgroups import available_cores
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 HERE = Path(__file__).resolve().parent
 GROUP, KEY = "user", "session_id"

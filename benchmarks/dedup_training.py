@@ -28,8 +28,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from feedline import Batch, Pipeline
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import generate_clicks
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "clicks"
 sys.path.insert(0, str(EXAMPLE))

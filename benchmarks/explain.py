@@ -31,15 +31,15 @@ import yaml
 from explain_situations import EIGHT, SITUATIONS, Staged, fill_cache
 
 from feedline.commands.run import RunRequest, feeder_accesses
-from feedline.explain.costs.cost_process import measure_apart
-from feedline.explain.explained_costs import verdict_with_costs
-from feedline.explain.explanation import Explanation
-from feedline.explain.short_run import run_shortly
 from feedline.loader.limits.advice import Advice
 from feedline.loader.limits.run_facts import Interval, sum_samples
 from feedline.loader.limits.verdict import Verdict
 from feedline.resources.cgroups import available_cores
 from feedline.spec import load_spec
+from feedline.workbench.explain.cost_process import measure_apart
+from feedline.workbench.explain.explained_costs import verdict_with_costs
+from feedline.workbench.explain.explanation import Explanation
+from feedline.workbench.explain.short_run import run_shortly
 
 WITHIN = 0.25
 _WARM_UP, _SAMPLES = 4, 10  # samples that are left out until all workers have come, of so many

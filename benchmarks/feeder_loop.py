@@ -40,8 +40,8 @@ from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 BATCH_ROWS, BLOCK_ROWS, MEMORY_BYTES = 64, 16_384, 1 << 30
 FLAT = {"dense": 2, "ids": 9, "strings": 0, "histories": 0}

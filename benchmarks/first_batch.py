@@ -88,8 +88,8 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]
 
 
 def _generated(rows: int, folder: Path) -> Path:
-    from feedline.warehouse.synthetic.clicks import ClickRecipe
-    from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+    from feedline.workbench.generate.clicks import ClickRecipe
+    from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
     generate_clicks(str(folder / "table"), ClickRecipe(rows=rows, days=10, strings=0))
     path = folder / "pipeline.yaml"

@@ -27,8 +27,8 @@ from feedline import Pipeline
 from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.fitting.fit_report import FitReport
 from feedline.resources.cgroups import available_cores
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import generate_clicks
 
 DENSE = [f"dense_{number}" for number in range(13)]
 IDS = [f"id_{number}" for number in range(26)]

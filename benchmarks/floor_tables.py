@@ -18,8 +18,8 @@ from measure import measure
 from shape_tables import write_table
 from shapes import SHAPES
 
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import generate_clicks
 
 PLAIN, OPTIMIZED = "plain", "optimized"
 TINY_GROUP_ROWS, TINY_FILE_ROWS = 2048, 6000

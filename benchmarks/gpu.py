@@ -25,8 +25,8 @@ import torch
 
 from feedline import FeedlineDataset
 from feedline.loader.batch import Batch
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 COPIES = 50
 ROWS, WIDTH = 100_000, 64  # of the model's embeddings

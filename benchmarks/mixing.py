@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 GROUP_ROWS = 50_000
 PARTS = {"large": 4, "small": 1}

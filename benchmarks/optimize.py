@@ -36,8 +36,8 @@ from measure import Measured, measure
 
 from feedline import Table
 from feedline.resources.cgroups import available_cores
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 _DELIVERED_ROWS = 3_000_000
 _SORT = [("hash", "ascending"), ("session_id", "ascending"), ("ts", "ascending")]

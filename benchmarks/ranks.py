@@ -32,8 +32,8 @@ from feedline.loader.wire.facts import Hello
 from feedline.pipeline import Pipeline
 from feedline.resources.cgroups import available_cores
 from feedline.spec import load_spec
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 _BATCHES = 3  # per rank, before memory is read
 _MIB = 2**20

@@ -1,6 +1,6 @@
 """Write the tables of the floor benchmark's shapes `wide`, `strings` and `flat`; runs in its process, on all cores.
 
-Repeatable: every column of every row group has its own stream of words (`feedline.warehouse.synthetic.draws`), so the
+Repeatable: every column of every row group has its own stream of words (`feedline.workbench.generate.draws`), so the
 same rows come from any number of threads. Rows are independent of each other. Columns:
 
     dense_0 ..   float32      log-normal minus a little; in `wide`, 5 % are null
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from shapes import LABEL, Shape
 
-from feedline.warehouse.synthetic import draws
+from feedline.workbench.generate import draws
 
 SEED, NULL_SHARE, CLICKED = 0, 0.05, 0.05
 LIST_MAX, LIST_CARDINALITY = 40, 10_000_000

@@ -65,7 +65,7 @@ class Shape:
     def pipeline(self, table: str, *, batch_size: int, work_dir: str) -> str:
         """Return the pipeline.yaml, with default settings except for a tail that leaves out no row."""
         if self.features is None:
-            from feedline.warehouse.synthetic.generate import clicks_pipeline  # imports Dask, which no loader needs
+            from feedline.workbench.generate.generate import clicks_pipeline  # imports Dask, which no loader needs
 
             return clicks_pipeline(table, batch_size=batch_size, tail="partial", work_dir=work_dir)
         source = {"table": table} if self.filter is None else {"table": table, "where": self.filter.where}

@@ -25,8 +25,8 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.slot import RowSlice, draft, write
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 BLOCKS, SLOTS, BATCH_ROWS = 4, 4, 8192
 

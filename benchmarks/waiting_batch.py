@@ -25,8 +25,8 @@ import numpy as np
 
 from feedline import FeedlineDataset
 from feedline.loader.batch import Batch
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 _SETTLE_S = 0.03  # long enough for the feeder to fill the slot released by the last step
 _EVICTED = np.ones(1 << 23)  # 64 MB: twice a large cache

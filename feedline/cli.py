@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from feedline.commands.arguments.completions import (
+from feedline.commands.command_list import LOOK, OPERATE, PREPARE, RUN, CommandList
+from feedline.commands.completions import (
     complete_features,
     complete_pipeline,
     complete_words,
     rejoin_override,
 )
-from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
-from feedline.commands.command_list import CommandList
-from feedline.commands.display.consoles import console_on, print_facts, say
-from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.consoles import console_on, print_facts, say
 from feedline.commands.exit_status import Stop, end_with
+from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
+from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.version import VERSION
 
@@ -71,7 +71,7 @@ def _load(pipeline: Path, overrides: list[str] | None, source: str | None = None
     return spec if source is None else spec.for_source(source)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def run(
     pipeline: PipelinePath,
     sink: Annotated[
@@ -132,7 +132,7 @@ Save = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def plan(
     pipeline: PipelinePath,
     overrides: Overrides = None,
@@ -185,14 +185,16 @@ def plan(
     elif other is not None:
         views.print_against(resolved, other, world_size, as_json=as_json)
     elif ops:
-        views.print_ops(resolved, as_json=as_json)
+        from feedline.workbench.explain.op_costs import print_ops
+
+        print_ops(resolved, as_json=as_json)
     elif dedup:
         views.print_groups(resolved, as_json=as_json)
     else:
         views.print_plan(resolved, world_size, rows_per_s, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def head(
     pipeline: PipelinePath,
     rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="Number of rows.")] = 5,
@@ -201,14 +203,14 @@ def head(
     as_json: AsJson = False,
 ) -> None:
     """Show the first rows of the table beside their features; ids of vocabularies with their values."""
-    from feedline.commands.table.head import json_facts, preview, preview_table
+    from feedline.commands.head import json_facts, preview, preview_table
 
     with ProgressLine():
         facts = preview(_load(pipeline, overrides, source), rows)
     print_facts(json_facts(facts) if as_json else facts, preview_table, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def rebase(
     pipeline: PipelinePath,
     state: Annotated[
@@ -237,7 +239,7 @@ def rebase(
         print(json.dumps(after))
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def snapshot(
     pipeline: PipelinePath,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The snapshot's file: a path or URI.")],
@@ -252,7 +254,7 @@ def snapshot(
     print(f"snapshot {frozen.id}: {len(frozen.files):,} files, {frozen.rows:,} rows: {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def schema(
     pipeline: Annotated[
         Path | None,
@@ -289,68 +291,7 @@ def schema(
     print_facts(facts, schema_table, as_json=as_json, highlight=False)
 
 
-generate = typer.Typer(no_args_is_help=True, help="Generate example tables.")
-app.add_typer(generate, name="generate")
-
-
-@generate.callback()
-def _generate() -> None:
-    """Generate example tables."""
-
-
-@generate.command()
-def clicks(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="A folder or URI.")],
-    rows: Annotated[int, typer.Option(help="Total rows.")] = 1_000_000,
-    days: Annotated[int, typer.Option(help="Partitions ds=YYYY-MM-DD.")] = 4,
-    sessions_mean: Annotated[float, typer.Option(help="Mean rows of a user session.")] = 8.0,
-    strings: Annotated[int, typer.Option(help="Categorical string columns.")] = 2,
-    user_share: Annotated[
-        float, typer.Option(help="Share of dense, id and string columns that repeat in a session, as all histories do.")
-    ] = 0.5,
-    keep_probability: Annotated[
-        float, typer.Option(help="Probability that such a column has the value of the session's row before.")
-    ] = 0.95,
-    joint_changes: Annotated[
-        bool, typer.Option("--joint-changes", help="Such columns change in the same rows, not each on its own.")
-    ] = False,
-    row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
-    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same bytes.")] = 0,
-    order: Annotated[
-        str,
-        typer.Option(
-            help="session: clustered by session; log: by time.", autocompletion=complete_words("session", "log")
-        ),
-    ] = "session",
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing table.")] = False,
-) -> None:
-    """Write a session-structured click table of any size, reproducible from its seed."""
-    from feedline.warehouse.synthetic.clicks import ClickRecipe
-    from feedline.warehouse.synthetic.generate import generate_clicks
-
-    if order not in ("session", "log"):
-        raise SpecError(f"--order is unknown: got {order!r}, expected session or log")
-    recipe = ClickRecipe(
-        rows=rows,
-        days=days,
-        sessions_mean=sessions_mean,
-        strings=strings,
-        user_share=user_share,
-        keep_probability=keep_probability,
-        joint_changes=joint_changes,
-        row_group_rows=row_group_rows,
-        seed=seed,
-        clustered=order == "session",
-    )
-    with ProgressLine():
-        report = generate_clicks(directory, recipe, overwrite=overwrite)
-    print(
-        f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.sessions:,} sessions, "
-        f"{report.clicks:,} clicks: {report.uri}"
-    )
-
-
-@app.command()
+@app.command(rich_help_panel=OPERATE)
 def version() -> None:
     """Print Feedline's version and compiled kernels."""
     from feedline.native.kernels import kernels_text

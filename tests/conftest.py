@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A click warehouse of 20,000 rows in three days, several files and row groups per day; read it only."""
-    from feedline.warehouse.synthetic.clicks import ClickRecipe
-    from feedline.warehouse.synthetic.generate import generate_clicks
+    from feedline.workbench.generate.clicks import ClickRecipe
+    from feedline.workbench.generate.generate import generate_clicks
 
     directory = tmp_path_factory.mktemp("warehouse") / "clicks"
     recipe = ClickRecipe(

@@ -36,9 +36,10 @@ FLOORS = [
     {"planning"},
     {"service", "serving"},
     {"fitting"},
-    {"explain", "materialize", "profiling"},
+    {"materialize"},
     {"pipeline"},
     {"commands", "face"},  # the face is feedline/__init__.py
+    {"workbench"},  # only the command line imports it
     {"cli"},
     {"__main__"},
 ]
@@ -48,7 +49,7 @@ NEVER = {("fitting", "service")}  # fits are handed their Dask workers
 INSIDE = {
     "warehouse": [
         {"storage"},
-        {"cache", "synthetic"},
+        {"cache"},
         {"parquet"},
         {"discovery"},
         {"snapshot"},
@@ -88,7 +89,7 @@ PATCHES = "feedline.service.dask_patches"
 # Libraries that only some packages or modules may import.
 FENCES = {
     "torch": (
-        "commands.begin.baseline",
+        "workbench.begin.baseline",
         "loader.batch",
         "loader.data_loaders",
         "loader.dataset",
@@ -103,10 +104,10 @@ FENCES = {
     ),
     "torchrec": ("loader.tensors.torchrec_tensors",),
     "lightning": ("loader.lightning_data",),
-    "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
-    "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
-    "typer": ("cli", "commands"),
-    "rich": ("cli", "commands"),
+    "dask": ("service", "warehouse.dask_frame", "workbench.generate"),
+    "distributed": ("service", "warehouse.dask_frame", "workbench.generate"),
+    "typer": ("cli", "commands", "workbench"),
+    "rich": ("cli", "commands", "workbench"),
     "bokeh": ("service.page",),
     "jinja2": ("service.page",),
     "zarr": ("artifacts.zarr_array", "materialize.array_files"),
@@ -309,7 +310,7 @@ def test_forbidden_calls():
         ("feedline.cli", {"torch", "distributed", "dask", "polars", "pyarrow", "numpy", "pydantic"}),
         ("feedline.commands.run", {"torch", "distributed", "dask", "zarr"}),  # `--sink null` drains as a trainer
         ("feedline.commands.feed", {"torch", "zarr", "rich", "typer", "distributed", "dask", "pandas", "asyncio"}),
-        ("feedline.commands.explain", {"torch", "distributed", "dask", "polars", "pandas"}),  # beside a run
+        ("feedline.workbench.explain.explain", {"torch", "distributed", "dask", "polars", "pandas"}),  # beside a run
         ("feedline.commands.plan.views", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),

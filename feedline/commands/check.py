@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
 from feedline.commands.cluster.connect import pipeline_cluster
-from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
+from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
+from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.fitting.row_check import MAX_SHARE, RowReport

@@ -13,61 +13,83 @@ from typing import Any
 import typer
 import typer.core
 
-# Commands that are declared in modules of their own: module and first sentence of the help.
+RUN, PREPARE, LOOK, OPERATE = "Run", "Prepare", "Look", "Operate"  # the groups of the help
+ORDER = (
+    *("run", "transform", "materialize", "rebase"),
+    *("init", "generate", "fit", "optimize", "check", "snapshot"),
+    *("plan", "head", "schema", "explain", "profile", "usage"),
+    *("scheduler", "worker", "jobs", "cache", "certs", "verify", "version"),
+)
+
+# Commands that are declared in modules of their own: group, module and first sentence of the help.
 ELSEWHERE = {
+    "transform": (
+        RUN,
+        "feedline.commands.transform",
+        "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",
+    ),
+    "materialize": (
+        RUN,
+        "feedline.commands.materialize",
+        "Write the finished features of all selected rows, in the table's order, as arrays or Parquet.",
+    ),
     "init": (
-        "feedline.commands.begin.init",
+        PREPARE,
+        "feedline.workbench.begin.init",
         "Look at a table, and write a commented pipeline.yaml and a train.py that runs.",
     ),
+    "generate": (PREPARE, "feedline.workbench.generate.command", "Generate example tables."),
+    "fit": (
+        PREPARE,
+        "feedline.commands.fit",
+        "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
+    ),
+    "optimize": (
+        PREPARE,
+        "feedline.commands.table_layout",
+        "Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding.",
+    ),
     "check": (
+        PREPARE,
         "feedline.commands.check",
         "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
     ),
     "explain": (
-        "feedline.commands.explain",
+        LOOK,
+        "feedline.workbench.explain.explain",
         "Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last.",
     ),
-    "fit": (
-        "feedline.commands.fit",
-        "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
-    ),
-    "materialize": (
-        "feedline.commands.materialize",
-        "Write the finished features of all selected rows, in the table's order, as arrays or Parquet.",
-    ),
-    "optimize": (
-        "feedline.commands.table.table_layout",
-        "Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding.",
-    ),
-    "usage": (
-        "feedline.commands.table.table_layout",
-        "Show what runs of Feedline read of a table: columns, bytes, partitions.",
-    ),
     "profile": (
-        "feedline.commands.table.profile",
+        LOOK,
+        "feedline.workbench.profile.profile",
         "Describe a table: its layout and columns with their distributions, or the drift between two tables or days.",
     ),
-    "verify": (
-        "feedline.commands.verify",
-        "Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing.",
+    "usage": (
+        LOOK,
+        "feedline.commands.table_layout",
+        "Show what runs of Feedline read of a table: columns, bytes, partitions.",
     ),
-    "scheduler": ("feedline.commands.cluster.scheduler", "Serve jobs and their workers with one scheduler."),
-    "worker": ("feedline.commands.cluster.worker", "Compute blocks for the jobs of a scheduler."),
+    "scheduler": (OPERATE, "feedline.commands.cluster.scheduler", "Serve jobs and their workers with one scheduler."),
+    "worker": (OPERATE, "feedline.commands.cluster.worker", "Compute blocks for the jobs of a scheduler."),
     "jobs": (
+        OPERATE,
         "feedline.commands.cluster.list_jobs",
         "List the jobs of a scheduler: their rates, the threads of workers that they use, their fair parts, who waits.",
     ),
-    "transform": (
-        "feedline.commands.transform",
-        "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",
+    "cache": (
+        OPERATE,
+        "feedline.commands.cache_commands",
+        "Look after a cache of computed features: list, prune and verify its entries.",
     ),
     "certs": (
+        OPERATE,
         "feedline.commands.cluster.certs",
         "Make a certificate authority, and certificates for a cluster's scheduler, workers and clients.",
     ),
-    "cache": (
-        "feedline.commands.cache.cache_commands",
-        "Look after a cache of computed features: list, prune and verify its entries.",
+    "verify": (
+        OPERATE,
+        "feedline.commands.verify",
+        "Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing.",
     ),
 }
 
@@ -78,14 +100,14 @@ class CommandList(typer.core.TyperGroup):
     _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *ELSEWHERE]
+        return sorted({*super().list_commands(ctx), *ELSEWHERE}, key=ORDER.index)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        module, summary = ELSEWHERE[cmd_name]
+        group, module, summary = ELSEWHERE[cmd_name]
         if self._listing:
-            return typer.core.TyperCommand(cmd_name, help=summary)
+            return typer.core.TyperCommand(cmd_name, help=summary, rich_help_panel=group)
         command = getattr(importlib.import_module(module), cmd_name)
         if isinstance(command, typer.Typer):
             return typer.main.get_command(command)

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.cluster.connect import pipeline_cluster
-from feedline.commands.display.consoles import console_on, say
-from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.consoles import console_on, say
 from feedline.commands.exit_status import exit_on_signals
+from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath
+from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.pipeline import Pipeline

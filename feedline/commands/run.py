@@ -16,10 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from feedline.commands.display.consoles import say
-from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates
-from feedline.commands.display.quality_table import quality_table
+from feedline.commands.consoles import say
 from feedline.commands.exit_status import Stop
+from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates
+from feedline.commands.quality_table import quality_table
 from feedline.errors import PlanError, SpecError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality, measures, merge

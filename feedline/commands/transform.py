@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.exit_status import exit_on_signals
+from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.errors import SpecError
 from feedline.serving.encoder import SERVED_GROUPS, Serving
 from feedline.serving.files import STREAM, transform_file

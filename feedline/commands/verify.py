@@ -14,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
-from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
+from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath
+from feedline.commands.progress_line import ProgressLine
 from feedline.errors import StateError
 from feedline.pipeline import Pipeline
 from feedline.resources.instructions import active_instructions, choose_cpu, cpu_environment, level_instructions

@@ -20,7 +20,7 @@ from bad_table import FEATURES, REASONS, BadTable
 from processes import ended_here
 
 from feedline import Pipeline
-from feedline.commands.table.head import preview
+from feedline.commands.head import preview
 from feedline.errors import DataError, SpecError
 from feedline.fitting.row_check import RowBudget, RowReport
 from feedline.planning.table_snapshot import freeze

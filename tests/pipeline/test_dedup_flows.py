@@ -26,8 +26,8 @@ from feedline import FeedlineDataset, Pipeline, Table
 from feedline.errors import DataError, SpecError, StateError
 from feedline.loader.batch import Batch, digest_of
 from feedline.service.verify.receipts import Receipt, verify_receipts
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import generate_clicks
 
 ROWS, BATCH = 1_600, 48
 BY_SESSION = {"by": "session_id", "seed": 3, "window_rows": 300}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from feedline.commands.begin.choices.held_out import by_hash
-from feedline.commands.begin.choices.label_choice import choose_label, require_label
-from feedline.commands.begin.init_plan import Choices, HeldOut, InitPlan
-from feedline.commands.begin.plan_pipeline import guess_choices, plan_pipeline
-from feedline.profiling.table_facts import TableFacts
+from feedline.workbench.begin.held_out import by_hash
+from feedline.workbench.begin.init_plan import Choices, HeldOut, InitPlan
+from feedline.workbench.begin.label_choice import choose_label, require_label
+from feedline.workbench.begin.plan_pipeline import guess_choices, plan_pipeline
+from feedline.workbench.profile.table_facts import TableFacts
 
 
 def planned(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.explain.explanation import RankSamples
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.spec import PipelineSpec, load_spec
+from feedline.workbench.explain.explanation import RankSamples
 
 
 def spec_with(**keys: Any) -> PipelineSpec:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from feedline.profiling.table_facts import (
+from feedline.workbench.profile.table_facts import (
     ColumnProfile,
     DistinctCount,
     FrequentValue,

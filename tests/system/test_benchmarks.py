@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -19,8 +19,8 @@ import torch
 from fences import FENCE
 
 from feedline import Pipeline
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import generate_clicks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "coming-from").glob("*.md"))}

@@ -18,7 +18,7 @@ import torch
 from feedline import FeedlineDataset
 from feedline.errors import FeedlineError
 from feedline.loader.ring.pinning import Pinning, devices_in_use
-from feedline.warehouse.synthetic.generate import clicks_pipeline
+from feedline.workbench.generate.generate import clicks_pipeline
 
 pytestmark = [
     pytest.mark.gpu,

@@ -103,7 +103,7 @@ def test_a_table_without_partitions_lands_file_by_file(tmp_path: Path, turn: int
 
 # The command, which says on standard output that it begins to write.
 SAYING_WHEN_IT_WRITES = """
-import feedline.commands.table.table_layout as command
+import feedline.commands.table_layout as command
 def show(line, progress):
     if progress.phase == "writing" and not progress.done:
         print(progress.text(), flush=True)

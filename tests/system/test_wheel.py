@@ -66,7 +66,7 @@ def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProces
 def test_the_wheel_holds_the_whole_package(wheel: Path):
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "feedline").rglob("*.py")} | {"feedline/py.typed"}
     sources |= {f"feedline/service/page/{name}" for name in ("page.html", "page.css", "parts.html", "parts.css")}
-    sources.add("feedline/commands/begin/train.py.txt")
+    sources.add("feedline/workbench/begin/train.py.txt")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     kernel = (

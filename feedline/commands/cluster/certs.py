@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from feedline.commands.arguments.pipeline_arguments import AsJson
+from feedline.commands.pipeline_arguments import AsJson
 from feedline.errors import SpecError
 
 

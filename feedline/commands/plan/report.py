@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.commands.display.dedup_table import group_lines
+from feedline.commands.dedup_table import group_lines
 from feedline.commands.plan.cached import cache_facts, cache_text
 from feedline.commands.plan.drawn_rows import draw_facts, draws_text
 from feedline.commands.plan.excluded import excluded_facts, excluded_stage, excluded_text

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feedline.commands.cluster.connect import pipeline_cluster
-from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
+from feedline.commands.progress_line import ProgressLine
 from feedline.pipeline import Pipeline
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.table_snapshot import save_for_runs

@@ -8,13 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from feedline.commands.display.consoles import console_on, print_facts, say
-from feedline.commands.display.dedup_table import print_proposals
+from feedline.commands.consoles import console_on, print_facts, say
+from feedline.commands.dedup_table import print_proposals
 from feedline.commands.plan.against import against_table, describe_against
 from feedline.commands.plan.mixed import describe_plan, described_plan
-from feedline.commands.plan.ops import ops_table
 from feedline.commands.plan.step import describe_step, step_table
-from feedline.explain.costs.op_costs import describe_ops
 from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.sources.mixed_plan import RunPlan, require_plain
 from feedline.spec import PipelineSpec
@@ -23,11 +21,6 @@ from feedline.spec import PipelineSpec
 def print_plan(plan: RunPlan, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
     """What a run would do."""
     print_facts(describe_plan(plan, world_size, rows_per_s), described_plan, as_json=as_json)
-
-
-def print_ops(plan: RunPlan, *, as_json: bool) -> None:
-    """How each feature is computed, and its cost."""
-    print_facts(describe_ops(require_plain(plan, "plan --ops")), ops_table, as_json=as_json)
 
 
 def print_against(plan: RunPlan, other: RunPlan, world_size: int, *, as_json: bool) -> None:

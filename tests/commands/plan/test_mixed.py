@@ -69,7 +69,6 @@ def test_commands_take_one_source_or_name_them(folder: Path):
     assert counts == {"clicks": 8, "views": 2}
     one = run(app, ["plan", path, "--source", "views", "--json"])
     assert json.loads(one.stdout)["batch_size"] == 2
-    assert json.loads(run(app, ["plan", path, "--source", "views", "--shuffle", "--json"]).stdout)["batch_size"] == 2
     for arguments in (["plan", path, "--ops"], ["head", path], ["snapshot", path, str(folder / "s.arrow")]):
         refused = run(app, arguments)
         assert "Name one with --source" in str(refused.exception), refused.output

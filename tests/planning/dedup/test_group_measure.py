@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from feedline import Pipeline
 from feedline.cli import app
-from feedline.commands.display.dedup_table import group_lines
+from feedline.commands.dedup_table import group_lines
 from feedline.commands.plan.report import describe, plan_table
 from feedline.planning.dedup.proposals import describe_proposals, with_ranges, yaml_section
 from feedline.spec import parse_spec

@@ -39,8 +39,8 @@ from processes import ended_here
 from proxy import Proxy
 
 from feedline.warehouse.cache.maintenance import verify_entries
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import generate_clicks
 
 BATCHES = 60  # that each rank gets before a fault counts as overcome: more than feeder and ring hold
 SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "suspend": signal.SIGSTOP, "pause": signal.SIGSTOP}

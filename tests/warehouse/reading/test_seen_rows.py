@@ -21,15 +21,15 @@ from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
-from feedline.commands.table.head import preview
+from feedline.commands.head import preview
 from feedline.errors import FeedlineError
-from feedline.explain.costs.op_costs import describe_ops
 from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.warehouse.discovery.hive import matches_any
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
+from feedline.workbench.explain.op_costs import describe_ops
 
 FOLDS, SMOOTHING, DAYS, PER_DAY = 4, 3.0, 4, 60
 WORD = 2**64 - 1

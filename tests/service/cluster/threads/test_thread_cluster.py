@@ -27,7 +27,7 @@ from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.steps import segments_of
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.spec.cluster_section import ClusterSpec
-from feedline.warehouse.synthetic.generate import clicks_pipeline
+from feedline.workbench.generate.generate import clicks_pipeline
 
 
 @pytest.fixture

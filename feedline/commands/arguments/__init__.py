@@ -1,1 +1,0 @@
-"""The arguments that commands share, and how a shell completes them."""

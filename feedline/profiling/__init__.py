@@ -1,1 +1,0 @@
-"""Facts of a table that a person or `feedline init` decides from: its layout, its columns, what may be a label."""

@@ -1,1 +1,0 @@
-"""The generated table of clicks."""

@@ -1,0 +1,1 @@
+"""`feedline init`: a first pipeline.yaml and a train.py for a table."""

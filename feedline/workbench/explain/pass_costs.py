@@ -1,0 +1,283 @@
+"""Measure what transforming and encoding each feature costs, in CPU time, on sampled blocks.
+
+Runs in: the process that explains. A run computes all features of a block in one pass, with columns as codes where
+files have dictionaries. Here the block is decoded once, and its chunks go through that pass for each feature alone.
+What every pass takes (`shared`) follows from the three cheapest features, alone and together. A step that several
+features share is paid by all of them in equal parts, by what each step takes on a frame of values. To find the rows
+that repeat in a deduplicated group is a step of its features: their ops are computed on the others. All features go
+through the pass as in a run, too: the sum may differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feedline.blocks.block_encoder import StageClock, expanded_chunk
+from feedline.blocks.jobs import CompiledJob, compile_like
+from feedline.native.unique_rows import UniqueRows
+from feedline.spec.features import FeatureSpec
+from feedline.transforms.compile.step_passes import StepPass, step_passes
+from feedline.warehouse.reading.fragment import Chunk
+from feedline.workbench.explain.cpu_time import NO_CPU, CpuBudget, CpuEstimate, estimate, measure_in_turn
+from feedline.workbench.explain.sampled_blocks import (
+    BlockSample,
+    DecodedBlock,
+    bare_job,
+    decode_block,
+    encode_block,
+    order_block,
+)
+
+_CHEAPEST = 3  # features that tell what every pass takes
+_MOST_FEATURES = 400  # that are computed one by one
+_PASS_S = 0.002  # CPU of a pass over a block for one feature, about: so that a budget is kept
+_MOST_STEPS = 48  # features whose steps are measured: those that cost most
+_STEP_ROWS = 32_768
+_LEAST_S = 1e-12
+REPEATS = "repeated rows"  # the step of features of a deduplicated group that is no op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """A step of a chain: CPU seconds per million rows of this feature alone, and by how many features it is shared. op:
+    its name, or REPEATS."""
+
+    op: str
+    cpu_s: float
+    sharers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCost:
+    """A feature's part of a pass: CPU seconds per million rows. steps: of its chain; empty where they were not
+    measured. alone_s: with the steps that others share as if they were its own.
+    """
+
+    name: str
+    ops_s: CpuEstimate
+    encode_s: CpuEstimate
+    alone_s: float
+    steps: tuple[StepCost, ...] = ()
+    is_measured: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCosts:
+    """CPU seconds per million rows. shared: of every pass; whole: of all features as a run computes them, of which ops
+    take `ops_s`. order: of the rows of blocks, which is no part of passes."""
+
+    features: tuple[PassCost, ...]
+    shared: CpuEstimate
+    whole: CpuEstimate
+    ops_s: float
+    order: CpuEstimate = NO_CPU
+
+    @property
+    def difference_s(self) -> float:
+        """What a run takes beyond the sum of all that was measured alone; negative where it takes less."""
+        own = sum(each.ops_s.cpu_s + each.encode_s.cpu_s for each in self.features)
+        return self.whole.cpu_s - self.shared.cpu_s - own
+
+
+def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget, *, rounds: int) -> PassCosts:
+    """Run the passes of a sample's features, each alone and all together."""
+    job, features = sample.job, sample.job.features
+    blocks = [decode_block(job, compiled, request) for request in sample.requests]
+    most = max(_CHEAPEST, min(budget.calls(3 * _PASS_S * len(blocks)), _MOST_FEATURES))
+    chosen = features[:most]
+    rest = features[len(chosen) :]
+    groups: list[tuple[FeatureSpec, ...]] = [(each,) for each in chosen] + ([rest] if rest else [])
+    passes = [_FeaturePass(sample, compiled, blocks, group) for group in groups]
+    together = _FeaturePass(sample, compiled, blocks, features)
+
+    def order() -> None:
+        for request, block in zip(sample.requests, blocks, strict=True):
+            order_block(job, request, block.pieces)
+
+    works = [order, together.run, *(each.run for each in passes)]
+    ordering, seconds = np.split(measure_in_turn(works, budget, rounds=rounds) * sample.per_million, [1], axis=1)
+    rounds_done = len(seconds)
+    shared = _shared_seconds(sample, compiled, blocks, passes, seconds[:, 1:], budget)
+    steps = _measure_steps(compiled, features, _first_rows(compiled, blocks), budget, seconds[:, 1:], rounds)
+    found: list[PassCost] = []
+    # Features that read the same column of a group find its repeated rows once in a run, but each when alone.
+    repeats_s = sum(each.median_s(REPEATS) for each in passes)
+    once = min(1.0, together.median_s(REPEATS) / max(repeats_s, _LEAST_S))
+    for index, group in enumerate(groups):
+        own = estimate(np.maximum(seconds[:, 1 + index] - shared[:rounds_done].mean(), 0.0))
+        repeats, encoding = passes[index].share(REPEATS), passes[index].share("encode")
+        for each in group:
+            part = own.scaled(1 / len(group))
+            computing = 1 - repeats - encoding
+            fair, costs = _fair_share(steps.get(each.name, ()), part.cpu_s * computing)
+            if repeats:
+                costs = (StepCost(op=REPEATS, cpu_s=part.cpu_s * repeats * once), *costs)
+            found.append(
+                PassCost(
+                    name=each.name,
+                    ops_s=part.scaled(computing * fair + repeats * once),
+                    encode_s=part.scaled(encoding),
+                    alone_s=part.cpu_s,
+                    steps=costs,
+                    is_measured=len(group) == 1,
+                )
+            )
+    whole = estimate(seconds[:, 0])
+    return PassCosts(
+        features=tuple(found),
+        shared=estimate(shared),
+        whole=whole,
+        ops_s=whole.cpu_s * (1 - together.share("encode")),
+        order=estimate(ordering[:, 0]),
+    )
+
+
+class _ProcessClock(StageClock):
+    """CPU seconds of the process per stage, Polars' pool with it; finding repeated rows is one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds[REPEATS] = 0.0
+        self._before_s = time.process_time()
+
+    def lap(self, stage: str) -> None:
+        now = time.process_time()
+        self.seconds[stage] += now - self._before_s
+        self._before_s = now
+
+    def lap_repeats(self) -> None:
+        self.lap(REPEATS)
+
+
+class _FeaturePass:
+    """The pass of some features over decoded blocks, with the CPU seconds of its stages in every round."""
+
+    def __init__(
+        self,
+        sample: BlockSample,
+        compiled: CompiledJob,
+        blocks: Sequence[DecodedBlock],
+        features: Sequence[FeatureSpec],
+    ) -> None:
+        self._job = bare_job(sample.job, features)
+        self._compiled = compiled if len(features) == len(sample.job.features) else compile_like(self._job, compiled)
+        self._blocks = blocks
+        self.features = tuple(features)
+        self._stages: dict[str, list[float]] = {"transform": [], "encode": [], REPEATS: []}
+
+    def run(self) -> None:
+        """One round."""
+        clock = _ProcessClock()
+        for block in self._blocks:
+            pieces = tuple(tuple(_reduced(chunk, self._compiled) for chunk in chunks) for chunks in block.pieces)
+            clock.lap("read")
+            encode_block(self._job, self._compiled, DecodedBlock(pieces, block.index), clock)
+        for stage, seconds in self._stages.items():
+            seconds.append(clock.seconds[stage])
+
+    def median_s(self, stage: str) -> float:
+        """CPU seconds of a round in "transform", "encode" or REPEATS."""
+        return float(np.median(self._stages[stage]))
+
+    def share(self, stage: str) -> float:
+        """The part of its time that a stage takes."""
+        return self.median_s(stage) / max(sum(map(self.median_s, self._stages)), _LEAST_S)
+
+
+def _reduced(chunk: Chunk, compiled: CompiledJob) -> Chunk:
+    """A chunk with the columns that some features read; with one at least, which counts its rows."""
+    names = {*compiled.columns, *(mark.name for mark in compiled.marks)}
+    own = [name for name in chunk.frame.columns if name in names] or chunk.frame.columns[:1]
+    read = [(group, [name for name in group.rows.columns if name in names]) for group in chunk.groups]
+    groups = [UniqueRows(group.rows.select(columns), group.inverse) for group, columns in read if columns]
+    held = {*own, *(name for group in groups for name in group.rows.columns)}
+    dictionaries = {name: values for name, values in chunk.dictionaries.items() if name in held}
+    return replace(chunk, frame=chunk.frame.select(own), groups=tuple(groups), dictionaries=dictionaries)
+
+
+def _shared_seconds(
+    sample: BlockSample,
+    compiled: CompiledJob,
+    blocks: Sequence[DecodedBlock],
+    passes: Sequence[_FeaturePass],
+    alone: NDArray[np.float64],
+    budget: CpuBudget,
+) -> NDArray[np.float64]:
+    """float64 [rounds]: what every pass takes: n features alone take (n - 1) times that more than together."""
+    if len(passes) < 2:
+        return np.zeros(1)
+    middle = np.median(alone, axis=0)
+    chosen = np.argsort(middle, kind="stable")[:_CHEAPEST].tolist()
+    some = [feature for index in chosen for feature in passes[index].features]
+    works: list[Callable[[], object]] = [passes[index].run for index in chosen]
+    together = _FeaturePass(sample, compiled, blocks, some)
+    seconds = measure_in_turn([together.run, *works], budget, rounds=len(alone)) * sample.per_million
+    shared = (seconds[:, 1:].sum(axis=1) - seconds[:, 0]) / (len(chosen) - 1)
+    clipped: NDArray[np.float64] = np.clip(shared, 0.0, float(middle.min()))
+    return clipped
+
+
+def _first_rows(compiled: CompiledJob, blocks: Sequence[DecodedBlock]) -> pl.DataFrame | None:
+    """The first rows of the first block, with the values of all columns."""
+    chunks = [chunk for block in blocks for piece in block.pieces for chunk in piece]
+    if not chunks:
+        return None
+    return expanded_chunk(chunks[0]).head(_STEP_ROWS).rechunk()
+
+
+def _measure_steps(
+    compiled: CompiledJob,
+    features: Sequence[FeatureSpec],
+    frame: pl.DataFrame | None,
+    budget: CpuBudget,
+    alone: NDArray[np.float64],
+    rounds: int,
+) -> dict[str, tuple[StepCost, ...]]:
+    """The steps of the features that cost most, and of those with shared steps: relative costs, on a frame."""
+    if frame is None or compiled.features.missing_fits:
+        return {}
+    middle = np.median(alone, axis=0)
+    order = np.argsort(-middle, kind="stable").tolist()
+    chosen = [features[index] for index in order if index < len(features)][:_MOST_STEPS]
+    names = {feature.name for feature in chosen}
+    passes = step_passes(features, compiled.schema, compiled.features.artifacts, names)
+    by_name = {each[0].feature: each for each in passes}
+    measured = [(feature, by_name[feature.name]) for feature in chosen if _is_worth(by_name[feature.name], frame)]
+    works = [_runner(step, frame) for _, steps in measured for step in steps if not step.is_plain]
+    if not works:
+        return {}
+    seconds = np.median(measure_in_turn(works, budget, rounds=min(rounds, 3)), axis=0).tolist()
+    found = {}
+    for feature, steps in measured:
+        before, costs = 0.0, list[StepCost]()
+        for step in steps:
+            upto = before if step.is_plain else seconds.pop(0)
+            if not step.is_plain:
+                own = max(upto - before, 0.0) / frame.height * 1e6
+                costs.append(StepCost(op=step.op or "expr", cpu_s=own, sharers=step.sharers))
+            before = max(upto, before)
+        found[feature.name] = tuple(costs)
+    return found
+
+
+def _is_worth(steps: Collection[StepPass], frame: pl.DataFrame) -> bool:
+    return frame.height > 0 and any(not step.is_plain for step in steps)
+
+
+def _runner(step: StepPass, frame: pl.DataFrame) -> Callable[[], None]:
+    return lambda: step.run(frame)
+
+
+def _fair_share(steps: Sequence[StepCost], ops_s: float) -> tuple[float, tuple[StepCost, ...]]:
+    """The part of its ops' time that a feature pays, and the steps with their parts of that time."""
+    total = sum(step.cpu_s for step in steps)
+    if total <= 0:
+        return 1.0, ()
+    scaled = tuple(replace(step, cpu_s=step.cpu_s / total * ops_s) for step in steps)
+    return sum(step.cpu_s / step.sharers for step in steps) / total, scaled

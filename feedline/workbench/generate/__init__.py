@@ -1,0 +1,1 @@
+"""`feedline generate`: example tables of any size, reproducible from a seed."""

@@ -1,0 +1,172 @@
+"""Generate a click table of any size: `generate_clicks` writes the rows of `clicks` as Hive-partitioned Parquet.
+
+Files are `ds=YYYY-MM-DD/part-00000.parquet`, each written by one Dask task, in threads of the caller's process unless
+a Dask client is active; the caller's process moves them into place when all are written. Repeatable: the same recipe
+gives the same bytes, with any number of workers. Bounded: a file has at most `part_rows` rows, and a task holds its
+sessions' distinct values and one row group.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from dask.base import compute
+from dask.callbacks import Callback
+from dask.delayed import delayed
+
+from feedline.errors import SpecError, TableArgumentError
+from feedline.progress import report_progress
+from feedline.warehouse.storage.claim import Claim
+from feedline.warehouse.storage.locations import absolute, join, redact
+from feedline.workbench.generate.clicks import ClickFile, ClickRecipe
+
+_HIDDEN = "_generating"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationReport:
+    """A generated table: `files` Parquet files of `bytes` bytes in total, `clicks` rows with clicked = 1."""
+
+    uri: str
+    rows: int
+    days: int
+    files: int
+    row_groups: int
+    bytes: int
+    sessions: int
+    clicks: int
+
+
+def generate_clicks(
+    uri: str, recipe: ClickRecipe, *, overwrite: bool = False, threads: int | None = None
+) -> GenerationReport:
+    """Write a click table below `uri` (a path or a pyarrow.fs URI).
+
+    `threads`: Dask threads (default: Dask's, the active client's workers, else every core here). Raises SpecError for
+    an argument out of range, TableError if the target is not empty (`overwrite` empties it, provided that it holds only
+    `ds=` partitions).
+    """
+    if threads is not None and threads < 1:
+        raise SpecError(f"threads are out of range: got {threads}, expected at least 1.")
+    filesystem, root = _open_target(uri)
+    earlier = _replaceable(filesystem, root, uri, overwrite=overwrite)
+    claim = Claim(uri=absolute(uri), hidden=_HIDDEN, file="generate", name=redact(uri))
+    claim.take()
+    try:
+        for entry in earlier:
+            filesystem.delete_dir(entry.path)
+        write = delayed(_write_file, pure=False)
+        tasks = [write(claim, recipe, day, number) for day in range(recipe.days) for number in range(recipe.parts(day))]
+        options: dict[str, Any] = {} if threads is None else {"scheduler": "threads", "num_workers": threads}
+        with _FilesWritten(len(tasks)):
+            written = compute(*tasks, **options)
+        claim.move((path, join(claim.location.path, target)) for path, target, *_ in written)
+    finally:
+        claim.release()
+    groups, size, sessions, clicks = (sum(file[place] for file in written) for place in range(2, 6))
+    counts = {"files": len(tasks), "row_groups": groups, "bytes": size, "sessions": sessions, "clicks": clicks}
+    return GenerationReport(uri=uri, rows=recipe.rows, days=recipe.days, **counts)
+
+
+class _FilesWritten(Callback):
+    """Reports the progress of tasks in threads of this process."""
+
+    def __init__(self, files: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Dask is untyped
+        self._files, self._done = files, 0
+        report_progress("writing", 0, files, "files")
+
+    def _posttask(self, *_: object) -> None:
+        self._done = min(self._done + 1, self._files)
+        report_progress("writing", self._done, self._files, "files")
+
+
+def _write_file(claim: Claim, recipe: ClickRecipe, day: int, number: int) -> tuple[str, str, int, int, int, int]:
+    """Write one file, in a Dask task; return its path, that below the table, row groups, bytes, sessions and clicks."""
+    claim.check()
+    folder = claim.own(secrets.token_hex(4))  # an attempt's own
+    path, filesystem = join(folder.path, f"{day}-{number}"), folder.filesystem
+    filesystem.create_dir(folder.path, recursive=True)
+    rows, groups, clicks = ClickFile(recipe, day, number), 0, 0
+    with pq.ParquetWriter(path, recipe.schema(), filesystem=filesystem, compression=recipe.compression) as writer:
+        for table in rows.row_groups():
+            writer.write_table(table, row_group_size=recipe.row_group_rows)
+            groups += 1
+            clicks += int(np.count_nonzero(table.column("clicked").chunk(0).to_numpy()))
+    target = f"{recipe.partition(day)}/part-{number:05d}.parquet"
+    return path, target, groups, int(filesystem.get_file_info(path).size), rows.sessions, clicks
+
+
+def clicks_pipeline(
+    table: str,
+    *,
+    name: str = "clicks",
+    dense: int = 13,
+    ids: int = 26,
+    strings: int = 0,
+    histories: int = 6,
+    first_x: int = 20,
+    work_dir: str = ".feedline",
+    batch_size: int = 8192,
+    tail: str = "drop",
+    shuffle: Mapping[str, object] | None = None,
+) -> str:
+    """Return the pipeline.yaml of benchmarks and docs, for a generated table with at least these columns.
+
+    `shuffle`: the section (default: omitted).
+    """
+    groups = {
+        "dense": [f"dense_{j}: [{{fill_null: 0}}, {{clip: {{min: 0, max: 1000}}}}, log1p]" for j in range(dense)],
+        "categorical": [
+            *(f"id_{k}: [{{modulo: 1000003}}]" for k in range(ids)),
+            *(f"str_{k}: [{{hash_bucket: 100000}}]" for k in range(strings)),
+        ],
+        "sparse": [f"hist_{k}: [{{first_x: {first_x}}}]" for k in range(histories)],
+        "label": ["clicked: []"],
+    }
+    lines = ["version: 1", f"name: {json.dumps(name)}", f"work_dir: {json.dumps(work_dir)}"]
+    lines += ["source:", f"  table: {json.dumps(table)}", "features:"]
+    for group, features in groups.items():
+        if features:
+            lines += [f"  {group}:", *(f"    {feature}" for feature in features)]
+    lines.append(f"batch: {{size: {batch_size}, tail: {tail}}}")
+    if shuffle is not None:
+        lines.append(f"shuffle: {json.dumps(dict(shuffle))}")
+    return "\n".join(lines) + "\n"
+
+
+def _open_target(uri: str) -> tuple[pafs.FileSystem, str]:
+    if not uri:
+        raise SpecError("The table's location is empty: got '', expected a folder's path or a URI.")
+    try:
+        filesystem, root = pafs.FileSystem.from_uri(uri) if "://" in uri else (pafs.LocalFileSystem(), uri)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise TableArgumentError(f"{uri} cannot hold a table: {error}") from error
+    return filesystem, root.rstrip("/")
+
+
+def _replaceable(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite: bool) -> list[pafs.FileInfo]:
+    """What the target holds of an earlier run. Raises TableArgumentError for anything else."""
+    kind = filesystem.get_file_info(root).type
+    if kind == pafs.FileType.File:
+        raise TableArgumentError(f"The table's location is a file: got {uri}, expected an empty or missing folder.")
+    entries = filesystem.get_file_info(pafs.FileSelector(root)) if kind == pafs.FileType.Directory else []
+    if entries and not overwrite:
+        raise TableArgumentError(
+            f"The table's location is not empty: {uri} holds {len(entries)} entries. Choose another, or overwrite it."
+        )
+    entries = [entry for entry in entries if entry.base_name != _HIDDEN]
+    foreign = [entry.base_name for entry in entries if not entry.base_name.startswith("ds=")]
+    if foreign:
+        raise TableArgumentError(
+            f"{uri} is not overwritten: it holds {foreign[0]!r}, which is no ds= partition. Remove it first."
+        )
+    return entries

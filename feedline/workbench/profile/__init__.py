@@ -1,0 +1,1 @@
+"""`feedline profile`: what a table holds, and the drift between two tables or days."""

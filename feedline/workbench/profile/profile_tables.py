@@ -1,0 +1,240 @@
+"""Print the facts of a table: its layout, a line per column, and what may be its label, time and sessions.
+
+Runs in: the process of `feedline profile`. Pure, but for printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feedline.commands.consoles import say
+from feedline.workbench.profile.table_facts import ColumnProfile, DistinctCount, Histogram, PartitionKey, TableFacts
+
+_MAX_COLUMNS = 200  # lines of the table of columns
+# Cells that are shown only on a terminal of so many columns, or more.
+_FROM_WIDTH = {
+    140: frozenset({"type", "B/row", "median"}),
+    110: frozenset({"min", "max", "length"}),
+    90: frozenset({"role"}),
+    70: frozenset({"notes"}),
+}
+_SHARED = 0.8  # of the correlation of nulls with the label's
+_LISTED = 3  # candidates, groups and files that are named
+_SECONDS = 19  # characters of a time in ISO 8601, up to its seconds
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BAR = 12  # characters of a histogram
+Cell = Callable[[ColumnProfile], str]
+
+
+def print_profile(facts: TableFacts, console: Console) -> None:
+    """Print the facts for people."""
+    say(console, "\n".join(layout_lines(facts)))
+    if facts.columns:
+        console.print(_columns_table(facts, console.width))
+    say(console, "\n".join([*candidate_lines(facts), *notice_lines(facts)]))
+
+
+def layout_lines(facts: TableFacts) -> list[str]:
+    """The table's size, its keys, and what was sampled."""
+    low, middle, high = facts.row_group_rows
+    groups = f"{facts.row_groups:,} row groups"
+    if facts.row_groups:
+        groups += f" of {low:,} rows" if low == high else f" of {low:,} to {high:,} rows (median {middle:,})"
+    sizes = f"{facts.files:,} files, {size_of(facts.bytes)}, {facts.rows:,} rows, {len(facts.columns):,} columns"
+    lines = [f"{facts.uri}: {facts.format}, {sizes}, {groups}"]
+    lines += [f"partition key {key_of(key)}" for key in facts.partitions]
+    part = facts.sampled
+    if facts.where is not None:
+        lines.append(f"where {facts.where}: at most {facts.selected_rows:,} rows")
+    read = f"{size_of(part.bytes)} of {part.columns:,} columns"
+    lines.append(f"sampled {part.rows:,} rows of {part.row_groups:,} row groups ({read})")
+    return lines
+
+
+def key_of(key: PartitionKey) -> str:
+    """A partition key in words."""
+    return f"{key.name} ({key.type}): {key.values:,} values, {key.first} to {key.last}"
+
+
+def size_of(nbytes: int) -> str:
+    """A size in the largest unit below it."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:,.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def _columns_table(facts: TableFacts, width: int) -> Table:
+    gone = frozenset[str]().union(*(names for least, names in _FROM_WIDTH.items() if width < least))
+    cells = {name: cell for name, cell in COLUMN_CELLS.items() if name not in gone}
+    table = Table(title="columns", title_justify="left", caption_justify="left")
+    left = {"column", "type", "role", "distribution", "notes"}
+    for name in cells:
+        whole = name in ("distribution", "role")
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=whole)
+    shown = shown_columns(facts)
+    for column in shown[:_MAX_COLUMNS]:
+        table.add_row(*(escape(cell(column)) for cell in cells.values()))
+    if len(shown) > _MAX_COLUMNS:
+        table.caption = f"{_MAX_COLUMNS} of {len(shown):,} columns: --json and --html have all"
+    return table
+
+
+def shown_columns(facts: TableFacts) -> Sequence[ColumnProfile]:
+    """The columns of which rows were read, or all, if none were."""
+    return [column for column in facts.columns if column.rows] or facts.columns
+
+
+def share_of(rate: float | None) -> str:
+    """A rate in per cent; empty if it is 0 or unknown."""
+    if not rate:
+        return ""
+    return f"{rate:.1%}" if 0.001 <= rate <= 0.999 or rate == 1 else "< 0.1%" if rate < 0.5 else "> 99.9%"
+
+
+def number_of(value: float | None) -> str:
+    """A number in few digits."""
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def distinct_of(count: DistinctCount | None) -> str:
+    """Distinct values of the table, with `~` where they are estimated."""
+    if count is None:
+        return ""
+    return f"{count.table:,}" if count.table == count.sample else f"~{count.table:,}"
+
+
+def ends_of(column: ColumnProfile) -> tuple[str, str]:
+    """The least and the greatest number or time, as text."""
+    if column.numbers is not None:
+        return number_of(column.numbers.min), number_of(column.numbers.max)
+    first, last = (_short_time(end or "") for end in (column.first, column.last))
+    return first, last
+
+
+def _short_time(text: str) -> str:
+    """A time up to its seconds; of a year that needs a sign, its date."""
+    return text.partition("T")[0] if text.startswith(("+", "-")) else text[:_SECONDS].replace("T", " ")
+
+
+def _median(column: ColumnProfile) -> str:
+    return "" if column.numbers is None or column.role == "category" else number_of(column.numbers.median)
+
+
+def length_of(column: ColumnProfile) -> str:
+    """Lengths of lists: median, 95th percentile, longest; of strings: mean and longest, in bytes."""
+    if column.lengths is not None:
+        lengths = column.lengths
+        return f"{lengths.p50}, {lengths.p95}, {lengths.max}" if lengths.fixed is None else f"{lengths.fixed}"
+    if column.string_bytes is not None:
+        return f"{column.string_bytes[0]:.0f}, {column.string_bytes[1]:,} B"
+    return ""
+
+
+def bar_of(column: ColumnProfile) -> str:
+    """A histogram of numbers, or the shares of the most frequent values, in a few characters."""
+    if column.numbers is not None and column.numbers.histogram is not None and column.role != "category":
+        return _bars(_merged(column.numbers.histogram)) + (" log" if column.numbers.histogram.log else "")
+    return _bars([value.share for value in column.frequent[:_BAR]])
+
+
+def _merged(histogram: Histogram) -> list[float]:
+    """The counts of at most `_BAR` bins."""
+    counts = histogram.counts
+    width = -(-len(counts) // _BAR)
+    return [float(sum(counts[start : start + width])) for start in range(0, len(counts), width)]
+
+
+def _bars(counts: Sequence[float]) -> str:
+    most = max(counts, default=0)
+    if not most:
+        return ""
+    # what is not empty has a bar
+    return "".join(_BLOCKS[max(round(8 * count / most), 1) if count else 0] for count in counts)
+
+
+def notes_of(column: ColumnProfile) -> list[str]:
+    """What is special about a column."""
+    notes = []
+    if column.disguise is not None:
+        notes.append(f"label in disguise? {column.disguise}")
+    if column.reason is not None and column.role in ("nested", "unsupported"):
+        notes.append(column.reason)
+    if column.all_null:
+        notes.append("all null")
+    elif column.constant:
+        notes.append("constant")
+    if column.id_like:
+        notes.append("a value per row")
+    if column.lengths is not None and column.lengths.empty_rate:
+        notes.append(f"{share_of(column.lengths.empty_rate)} empty")
+    notes += _number_notes(column)
+    repeats = column.repeated is not None and column.repeated >= 0.5
+    if repeats and not (column.constant or column.all_null or column.partition):
+        notes.append(f"{column.repeated:.0%} repeat")
+    if column.shared_nulls is not None and column.shared_nulls >= _SHARED:
+        notes.append("null where the label is")
+    if column.time_order and not column.partition:
+        notes.append("rises with time" if column.time_order > 0 else "falls with time")
+    if any(value.value for value in column.frequent) and column.role == "string":
+        notes.append(", ".join(f"{value.value!r} {share_of(value.share)}" for value in column.frequent[:_LISTED]))
+    return notes
+
+
+def _number_notes(column: ColumnProfile) -> list[str]:
+    notes, numbers = [], column.numbers
+    if numbers is not None and (numbers.nan_rate or numbers.inf_rate):
+        notes.append(f"{share_of(numbers.nan_rate + numbers.inf_rate)} not finite")
+    if numbers is not None and column.role == "numeric" and numbers.zero_rate >= 0.5:
+        notes.append(f"{share_of(numbers.zero_rate)} zeros")
+    return notes
+
+
+def candidate_lines(facts: TableFacts) -> list[str]:
+    """What may be the label, the time and the session, with reasons."""
+    lines = []
+    kinds = (("label", facts.labels, facts.label), ("time", facts.times, facts.time))
+    for name, candidates, chosen in kinds:
+        for candidate in candidates[:_LISTED]:
+            taken = " (taken)" if candidate.column == chosen else ""
+            lines.append(f"{name}? {candidate.column}{taken}: {candidate.reason}")
+    for session in facts.sessions[:_LISTED]:
+        order = "stored together" if session.clustered else f"stored apart, in runs of {session.run_rows:.1f}"
+        lines.append(f"session? {session.column}: {session.reason}; {order}")
+        if session.groups:
+            names = ", ".join("+".join(group.columns) for group in session.groups[:_LISTED])
+            more = ", ..." if len(session.groups) > _LISTED else ""
+            lines.append(f"  dedup groups that save {session.saved_share:.0%} of a batch: {names}{more}")
+    return lines
+
+
+def notice_lines(facts: TableFacts) -> list[str]:
+    """Warnings, and the files that were left out."""
+    lines = [f"note: {text}" for text in facts.warnings]
+    lines += [f"left out: {path}: {reason}" for path, reason in facts.skipped[:_LISTED]]
+    if len(facts.skipped) > _LISTED:
+        lines.append(f"left out: {len(facts.skipped) - _LISTED:,} more files: --json names them")
+    return lines
+
+
+# The cells of a column by their heads; a page has no room for all.
+COLUMN_CELLS: dict[str, Cell] = {
+    "column": lambda column: repr(column.name)[1:-1] or "''",
+    "type": lambda column: column.type,
+    "role": lambda column: column.role,
+    "null": lambda column: share_of(column.null_rate),
+    "distinct": lambda column: distinct_of(column.vocabulary),
+    "min": lambda column: ends_of(column)[0],
+    "median": _median,
+    "max": lambda column: ends_of(column)[1],
+    "distribution": bar_of,
+    "length": length_of,
+    "B/row": lambda column: "" if column.bytes_per_row is None else f"{column.bytes_per_row:.2f}",
+    "notes": lambda column: "; ".join(notes_of(column)),
+}

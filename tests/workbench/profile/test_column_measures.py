@@ -1,0 +1,218 @@
+"""Facts of single columns, compared with pandas and numpy; every type of Arrow is described."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from feedline.workbench.profile import column_measures
+from feedline.workbench.profile.column_measures import SampledColumn, length_percentiles, measure_column
+from feedline.workbench.profile.table_facts import ColumnProfile
+
+DAY = datetime.date(2024, 5, 17)
+MOMENT = datetime.datetime(2024, 5, 17, 1, 2, 3)
+ODD_TYPES: list[tuple[pa.DataType, list[object]]] = [
+    (pa.null(), [None, None]),
+    (pa.bool_(), [True, None]),
+    (pa.int8(), [1, 2]),
+    (pa.uint64(), [2**64 - 1, 0]),
+    (pa.float16(), [np.float16(1.5), None]),
+    (pa.float64(), [float("nan"), float("inf")]),
+    (pa.decimal128(38, 10), [Decimal("1.5"), None]),
+    (pa.decimal256(70, 2), [Decimal("1.5"), None]),
+    (pa.string(), ["a", ""]),
+    (pa.large_string(), ["a", None]),
+    (pa.string_view(), ["a", None]),
+    (pa.binary(), [b"\xff\x00", None]),
+    (pa.large_binary(), [b"", b"a"]),
+    (pa.binary_view(), [b"", b"a"]),
+    (pa.binary(3), [b"abc", None]),
+    (pa.date32(), [DAY, None]),
+    (pa.date64(), [DAY, None]),
+    (pa.timestamp("s"), [MOMENT, None]),
+    (pa.timestamp("ns", "Europe/Berlin"), [MOMENT, None]),
+    (pa.time32("ms"), [datetime.time(1, 2), None]),
+    (pa.time64("ns"), [datetime.time(1, 2), None]),
+    (pa.duration("us"), [datetime.timedelta(1), None]),
+    (pa.list_(pa.int64()), [[1, None], None]),
+    (pa.large_list(pa.string()), [["a"], []]),
+    (pa.list_(pa.bool_()), [[True], [False, None]]),
+    (pa.list_(pa.float32(), 2), [[1.0, 2.0], None]),
+    (pa.list_(pa.list_(pa.int64())), [[[1]], None]),
+    (pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float32())])), [[{"id": 1, "weight": 2.0}], None]),
+    (pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))]), [{"a": 1, "b": ["x"]}, None]),
+    (pa.map_(pa.string(), pa.int64()), [[("k", 1)], None]),
+    (pa.list_(pa.decimal256(70, 2)), [[Decimal("1.5")], None]),
+]
+
+
+def measure(values: pa.Array | pa.ChunkedArray, **changed: object) -> ColumnProfile:
+    chunked = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    usual: dict[str, object] = {
+        "field": pa.field("x", chunked.type),
+        "values": chunked,
+        "runs": np.zeros(len(chunked), np.int64),
+        "borders": np.zeros(min(len(chunked), 1), np.int64),
+        "whole": True,
+        "table_rows": len(chunked),
+    }
+    return measure_column(SampledColumn(**{**usual, **changed}))
+
+
+@pytest.mark.parametrize(("kind", "values"), ODD_TYPES, ids=[str(kind) for kind, _ in ODD_TYPES])
+def test_every_type_is_described(kind: pa.DataType, values: list[object]):
+    array = pa.array(values, kind)
+    found = measure(array)
+    assert found.type == str(kind)
+    assert found.null_rate == array.null_count / 2
+    empty = measure(array[:0])
+    assert (empty.rows, empty.null_rate, empty.vocabulary) == (0, None, None)
+    nothing = measure(pa.nulls(5, kind))
+    assert nothing.all_null
+    assert nothing.numbers is None
+
+
+def test_numbers_are_those_of_pandas():
+    values = np.random.default_rng(0).lognormal(size=10_000).astype(np.float32)
+    nulls = np.random.default_rng(1).random(10_000) < 0.1
+    found, series = measure(pa.array(values, mask=nulls)), pd.Series(values[~nulls].astype(np.float64))
+    assert found.null_rate == nulls.mean()
+    numbers = found.numbers
+    assert numbers is not None
+    assert numbers.mean == pytest.approx(series.mean())
+    assert numbers.std == pytest.approx(series.std(ddof=0))
+    assert numbers.skewness == pytest.approx(series.skew(), rel=1e-2)  # pandas corrects the bias
+    assert numbers.median == pytest.approx(series.quantile(0.5, interpolation="lower"))
+    assert found.vocabulary is not None
+    assert found.vocabulary.sample == series.nunique()
+
+
+def test_decimals_and_integers_beyond_int64_have_numbers():
+    found = measure(pa.array([Decimal("1.25"), Decimal("-3")], pa.decimal128(10, 2)))
+    assert found.numbers is not None
+    assert (found.numbers.min, found.numbers.max) == (-3.0, 1.25)
+    found = measure(pa.array([2**64 - 1, 0], pa.uint64()))
+    assert found.numbers is not None
+    assert found.numbers.max == 2**64 - 1
+    assert found.role == "category"
+
+
+def test_strings_hold_no_values_unless_shown():
+    values = pa.array(["secret"] * 3 + ["b"])
+    assert "secret" not in repr(measure(values))
+    assert measure(values, shown=True).frequent[0].value == "secret"
+    assert measure(values).frequent[0].share == 0.75
+    assert measure(values).string_bytes == (19 / 4, 6)
+
+
+def test_dates_as_strings_are_like_times():
+    found = measure(pa.array(["2024-01-05", "2023-12-31", None]))
+    assert found.time_like is not None
+    assert (found.first, found.last) == ("2023-12-31", "2024-01-05")
+    assert measure(pa.array(["2024-01-05", "soon"])).time_like is None
+
+
+def test_times_have_a_range_as_far_as_the_calendar_goes():
+    found = measure(pa.array([MOMENT, None, datetime.datetime(2020, 1, 1)], pa.timestamp("us")))
+    assert (found.first, found.last) == ("2020-01-01T00:00:00", "2024-05-17T01:02:03")
+    beyond = measure(pa.array([2**60, 0], pa.int64()).cast(pa.timestamp("us")))
+    assert beyond.role == "time"
+    assert (beyond.first, beyond.last) == ("1970-01-01T00:00:00", "+38504-08-17T21:30:06.846976")
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo", "US/Pacific"])
+@pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31", "+33658-01-01", "-30000-01-01"])
+def test_sentinels_are_measured_in_every_unit_and_zone(zone: str | None, day: str):
+    seconds = int(np.datetime64(day.removeprefix("+"), "s").astype(np.int64))
+    end = "T00:00:00" + ("" if zone is None else "+00:00")
+    expected = [text + end for _, text in sorted([(seconds, day), (0, "1970-01-01")])]
+    for unit, factor in (("s", 1), ("ms", 10**3), ("us", 10**6)):
+        found = measure(pa.array([seconds * factor] * 3 + [0], pa.timestamp(unit, zone)))
+        assert [found.first, found.last] == expected
+        assert [value.share for value in found.frequent] == [0.75, 0.25]
+        assert found.reason is None
+
+
+@pytest.mark.parametrize(("stored", "meant"), [("us", "ms"), ("ms", "us"), ("us", "s"), ("ns", "us"), ("ms", "s")])
+def test_a_wrong_unit_is_found(stored: str, meant: str):
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[meant]
+    seconds = 1_700_000_000 + np.arange(100) * 86_400
+    found = measure(pa.array(seconds * per_second, pa.timestamp(stored)))
+    ends = "most values lie between 2023-11-23 and 2024-02-11"
+    assert found.reason == f"its unit may be wrong: as {meant} since 1970, {ends}"
+    right = measure(pa.array(seconds * per_second, pa.timestamp(meant)))
+    assert right.reason is None
+
+
+def test_a_column_that_cannot_be_measured_says_why(monkeypatch: pytest.MonkeyPatch):
+    def fail(*arguments: object) -> None:
+        raise pl.exceptions.PanicException("out-of-range date\nand more")
+
+    monkeypatch.setattr(column_measures, "count_distinct", fail)
+    values = pa.chunked_array([pa.array([1, 2, 3])])
+    column = SampledColumn(
+        field=pa.field("x", pa.int64()),
+        values=values,
+        runs=np.zeros(3, np.int64),
+        borders=np.zeros(1, np.int64),
+        whole=True,
+        table_rows=3,
+    )
+    found = column_measures.measure_any(column)
+    assert (found.role, found.rows) == ("unsupported", 3)
+    assert found.reason == "its values cannot be measured: PanicException: out-of-range date"
+
+
+def test_lists_have_lengths_and_elements():
+    lists = [[1, 2, 3], [], None, [2, None], [2] * 40]
+    found = measure(pa.array(lists, pa.list_(pa.int32())))
+    assert found.lengths is not None
+    assert (found.lengths.max, found.lengths.empty_rate, found.lengths.mean) == (40, 0.25, 45 / 4)
+    assert found.element_null_rate == 1 / 45
+    assert found.vocabulary is not None
+    assert found.vocabulary.sample == 3
+    assert found.frequent[0].value == "2"
+    assert found.element == "int32"
+
+
+def test_lengths_are_those_of_numpy():
+    lengths = np.random.default_rng(0).geometric(0.1, 1000)
+    found = length_percentiles(lengths)
+    assert found is not None
+    for share, number in ((0.5, found.p50), (0.95, found.p95), (0.99, found.p99)):
+        assert number == np.quantile(lengths, share, method="inverted_cdf")
+    assert found.fixed is None
+    fixed = length_percentiles(np.full(10, 7))
+    assert fixed is not None
+    assert fixed.fixed == 7
+    assert length_percentiles(np.zeros(0, np.int64)) is None
+
+
+def test_lists_of_very_many_elements_are_counted_in_part():
+    lists = pa.ListArray.from_arrays(np.arange(0, 3_000_001, 1000), pa.array(np.arange(3_000_000) % 7000))
+    found = measure(lists)
+    assert found.lengths is not None
+    assert found.lengths.fixed == 1000
+    assert found.vocabulary is not None
+    assert found.vocabulary.sample == 7000
+
+
+def test_repeats_are_counted_within_pieces():
+    values = pa.chunked_array([pa.array([1, 1, 2]), pa.array([2, 2, None, None])])
+    assert measure(values, borders=np.array([0, 3])).repeated == 3 / 5
+    assert measure(pa.array([[1], [1], [2]]), borders=np.array([0])).repeated == 1 / 2
+
+
+def test_constants_and_ids_are_marked():
+    assert measure(pa.array([7, None, 7])).constant
+    assert measure(pa.array([[], []], pa.list_(pa.int64()))).constant
+    assert not measure(pa.array([7, 8])).constant
+    assert measure(pa.array(np.arange(1000))).id_like
+    assert not measure(pa.array(np.arange(1000) // 2)).id_like
+    assert not measure(pa.array(np.random.default_rng(0).random(1000))).id_like  # numbers are distinct, but no ids

@@ -1,0 +1,165 @@
+"""Facts of a table as lines and tables for people."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from feedline.workbench.profile.profile_tables import (
+    bar_of,
+    candidate_lines,
+    distinct_of,
+    length_of,
+    notes_of,
+    notice_lines,
+    number_of,
+    print_profile,
+    share_of,
+    size_of,
+)
+from feedline.workbench.profile.table_facts import (
+    ColumnProfile,
+    DistinctCount,
+    FrequentValue,
+    Histogram,
+    LabelCandidate,
+    ListLengths,
+    NumberFacts,
+    RepeatedColumns,
+    SampledPart,
+    SessionCandidate,
+    TableFacts,
+)
+
+NUMBERS = NumberFacts(
+    min=0,
+    max=40,
+    mean=1.0,
+    std=1.0,
+    skewness=3.0,
+    quantiles=(0, 0, 1, 2, 3, 4, 5),
+    zero_rate=0.6,
+    negative_rate=0,
+    nan_rate=0.01,
+    inf_rate=0.01,
+    histogram=Histogram(edges=(0, 10, 20, 30, 40), counts=(80, 1, 0, 40)),
+)
+PRICE = ColumnProfile(name="price", type="int64", role="numeric", rows=9, null_rate=0.25, numbers=NUMBERS)
+LISTS = ListLengths(mean=3, p50=3, p95=9, p99=11, max=12, empty_rate=0.1)
+ODD = ColumnProfile(name="a\nb[red]", type="struct<a: int64>", role="nested", reason="a struct", rows=9, null_rate=1.0)
+FACTS = TableFacts(
+    uri="/t",
+    format="hive",
+    partitions=(),
+    files=3,
+    rows=9,
+    bytes=12_345,
+    row_groups=3,
+    row_group_rows=(1, 3, 5),
+    selected_rows=9,
+    where=None,
+    sampled=SampledPart(rows=9, row_groups=3, bytes=99, columns=2),
+    columns=(PRICE, ODD),
+)
+
+
+def printed(facts: TableFacts, width: int) -> str:
+    out = io.StringIO()
+    print_profile(facts, Console(file=out, width=width))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_every_width_has_all_columns(width: int):
+    text = printed(FACTS, width)
+    assert "price" in text
+    assert "25.0%" in text
+    assert "\\nb[red]" in "".join(text.split())
+    assert max(len(line) for line in text.splitlines() if line.startswith(("┃", "│"))) <= width
+    assert ("B/row" in text) == (width == 200)
+
+
+def test_columns_without_rows_are_not_listed():
+    facts = replace(FACTS, columns=(PRICE, replace(ODD, rows=0)))
+    assert "struct" not in printed(facts, 200)
+    nothing = replace(FACTS, columns=(replace(ODD, rows=0),))
+    assert "struct" in printed(nothing, 200)
+
+
+def test_very_many_columns_are_cut():
+    columns = tuple(replace(PRICE, name=f"c{index}") for index in range(300))
+    assert "200 of 300 columns" in printed(replace(FACTS, columns=columns), 200)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(None, ""), (0.0, ""), (1.0, "100.0%"), (0.5, "50.0%"), (0.0001, "< 0.1%"), (0.99999, "> 99.9%")],
+)
+def test_shares_are_short(rate: float | None, text: str):
+    assert share_of(rate) == text
+
+
+def test_numbers_sizes_and_counts_are_short():
+    assert [number_of(value) for value in (None, 1234, 0.123456, 1e20)] == ["", "1,234", "0.1235", "1e+20"]
+    assert [size_of(size) for size in (5, 5000, 5_000_000, 5 * 10**9)] == ["5 bytes", "5.0 kB", "5.0 MB", "5.0 GB"]
+    count = DistinctCount(sample=10, table=10, error=0, once=0)
+    assert [distinct_of(None), distinct_of(count), distinct_of(replace(count, table=12))] == ["", "10", "~12"]
+
+
+def test_bars_show_histograms_and_frequent_values():
+    assert bar_of(PRICE) == "█▁ ▄"
+    word = ColumnProfile(
+        name="w", type="string", role="string", frequent=(FrequentValue(share=0.5), FrequentValue(share=0.25))
+    )
+    assert bar_of(word) == "█▄"
+    assert bar_of(ODD) == ""
+
+
+def test_lengths_are_percentiles_or_fixed():
+    column = replace(PRICE, lengths=LISTS)
+    assert length_of(column) == "3, 9, 12"
+    assert length_of(replace(PRICE, lengths=replace(LISTS, fixed=12))) == "12"
+    assert length_of(replace(PRICE, string_bytes=(3.2, 1000))) == "3, 1,000 B"
+
+
+def test_notes_name_what_is_special():
+    assert notes_of(PRICE) == ["2.0% not finite", "60.0% zeros"]
+    assert notes_of(ODD) == ["a struct", "all null"]
+    column = replace(PRICE, numbers=None, disguise="equal", repeated=0.9, time_order=-1, lengths=LISTS, id_like=True)
+    assert notes_of(column) == [
+        "label in disguise? equal",
+        "a value per row",
+        "10.0% empty",
+        "90% repeat",
+        "falls with time",
+    ]
+
+
+def test_candidates_have_reasons_and_groups():
+    session = SessionCandidate(
+        column="s",
+        score=1,
+        reason="named session",
+        rows_per_key=10,
+        run_rows=2,
+        repeated={},
+        groups=(RepeatedColumns(columns=("a", "b"), factor=4, saved_share=0.3),),
+    )
+    facts = replace(
+        FACTS,
+        labels=(LabelCandidate(column="y", score=1, reason="named y"),),
+        label="y",
+        sessions=(session,),
+        skipped=(("p", "broken"),) * 5,
+        warnings=("careful",),
+    )
+    assert candidate_lines(facts) == [
+        "label? y (taken): named y",
+        "session? s: named session; stored apart, in runs of 2.0",
+        "  dedup groups that save 30% of a batch: a+b",
+    ]
+    assert notice_lines(facts)[0] == "note: careful"
+    assert notice_lines(facts)[-1] == "left out: 2 more files: --json names them"
