@@ -28,7 +28,6 @@ from feedline.commands.plan.lane_borders import row_groups_read_twice
 from feedline.commands.plan.report import row_bytes
 from feedline.errors import PlanError
 from feedline.planning.plan import Plan
-from feedline.planning.plan_version import newest_version
 from feedline.spec.sections import ShuffleSpec
 
 Int64s = NDArray[np.int64]
@@ -79,12 +78,11 @@ def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
             "batch.size. Measure it without buckets, with --set batch.max_tokens=null --set batch.buckets=null"
         )
     shuffle = plan.spec.shuffle
-    if newest_version(plan.spec.shuffle) == 1:
+    if shuffle is None or not shuffle.rows:
         present = "shuffle: off" if shuffle is None else "rows: false"
         base = ShuffleSpec(seed=plan.seed)
         windows: list[int | None] = [None, 2 * _with(plan, base).window.rows]
     else:
-        assert shuffle is not None
         present, base = "", shuffle
         windows = [max(1, plan.window.rows // 2), 2 * plan.window.rows]
     others = [_with(plan, base.model_copy(update={"window_rows": rows})) for rows in windows]
@@ -93,12 +91,11 @@ def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
 
 def _with(plan: Plan, shuffle: ShuffleSpec) -> Plan:
     spec = plan.spec.model_copy(update={"shuffle": shuffle})
-    return replace(plan, spec=spec, version=newest_version(spec.shuffle), resumed_window=None, rebase=None)
+    return replace(plan, spec=spec, resumed_window=None, rebase=None)
 
 
 def _name(plan: Plan) -> str:
-    version = "" if plan.version == newest_version(plan.spec.shuffle) else f", version {plan.version}"
-    return f"window_rows: {plan.window.rows:,}{version}"
+    return f"window_rows: {plan.window.rows:,}"
 
 
 def measure_shuffle(name: str, plan: Plan, *, world_size: int) -> ShuffleQuality:

@@ -403,6 +403,7 @@ def _refuse(timeout: float | None) -> None:
 
 def _hello_for(state: Mapping[str, Any], new: Hello, *, changed: bool, rebase: RebaseRequest | None) -> Hello:
     """The request for the plan of a state. new: that of a new run. changed: whether features may be others."""
-    names = {key: state[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
+    keys = ("snapshot", "lanes", "plan", "seed", "batch_size", "window_rows", "window_blocks")
+    names = {key: state[key] for key in keys}
     features = None if changed else state["features"]
     return replace(new, rebase=rebase, features=features, **names)

@@ -31,6 +31,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 1.0, 1.5
 _LOG_EVERY_S = 60.0
 _SHOWN_RANKS = 10
 _COMPARED = ("plan", "features")
+_ANSWERED = ("snapshot", "lanes", "window_rows", "window_blocks", "column_group")
 # MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
 _BACKENDS_WITHOUT_STORE = ("mpi", "fake")
 
@@ -104,11 +105,13 @@ def agree_on_plan(
         leader = messages.one(f"{prefix}/leader", "rank 0 to plan")
         _raise_error(leader)
         # Rank 0 planned the rebase, or the next epoch of a followed table, for all.
-        plan = leader.plan if hello.rebase is not None or (hello.plan and hello.epoch is not None) else hello.plan
-        hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, plan=plan, rebase=None)
+        if hello.rebase is not None or (hello.plan and hello.epoch is not None):
+            window_rows, window_blocks = leader.window_rows, leader.window_blocks
+            hello = replace(hello, plan=leader.plan, window_rows=window_rows, window_blocks=window_blocks)
+        hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, rebase=None)
     try:
         answer = open_plan(hello)
-        names = {name: getattr(answer.facts, name) for name in ("snapshot", "lanes", "column_group", *_COMPARED)}
+        names = {name: getattr(answer.facts, name) for name in (*_ANSWERED, *_COMPARED)}
         loaded = None if state is None else {key: state[key] for key in STATE_KEYS}
         outcome = RankOutcome(**names, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
     except BaseException as error:

@@ -14,28 +14,36 @@ from feedline.errors import StateError
 from feedline.loader.wire.facts import PlanFacts
 from feedline.spec.sections import MAX_INT
 
-STATE_VERSION = 1
-STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")
-# An optional key, which older states lack.
-ENVIRONMENT_KEY = "environment"
+STATE_VERSION = 2
+# Of the function from a plan's values to the rows of each step, and part of every plan's fingerprint: raised by any
+# change that moves a row to another step or position.
+PLAN_VERSION = 4
+# What the states of all ranks have in common.
+STATE_KEYS = (
+    *("version", "plan_version", "snapshot", "plan", "features", "epoch", "step"),
+    *("seed", "lanes", "batch_size", "window_rows", "window_blocks"),
+)
+_ENVIRONMENT_KEY = "environment"
+_INTEGERS = ("epoch", "step", "lanes", "batch_size", "seed", "window_rows", "window_blocks")
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with its own keys only. Raises StateError if it is not a valid state."""
-    missing = [key for key in STATE_KEYS if key not in state]
+    for key, supported in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
+        if key in state and state[key] != supported:
+            raise StateError(f"the state's {key} is not supported: got {state[key]!r}, expected {supported}")
+    missing = [key for key in (*STATE_KEYS, _ENVIRONMENT_KEY) if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}: got {', '.join(sorted(state)) or 'nothing'}")
-    if state["version"] != STATE_VERSION:
-        raise StateError(f"the state's version is not supported: got {state['version']!r}, expected {STATE_VERSION}")
-    for key in ("epoch", "step", "lanes", "batch_size", "seed"):
+    for key in _INTEGERS:
         if isinstance(state[key], bool) or not isinstance(state[key], int) or state[key] < 0:
             raise StateError(f"the state's {key} must be a non-negative integer: got {state[key]!r}")
         if state[key] > MAX_INT:
             raise StateError(f"the state's {key} is too large: got {state[key]}, expected at most {MAX_INT} (64 bits)")
-    for key in ("snapshot", "plan", "features", ENVIRONMENT_KEY):
-        if not isinstance(state.get(key, ""), str):
+    for key in ("snapshot", "plan", "features", _ENVIRONMENT_KEY):
+        if not isinstance(state[key], str):
             raise StateError(f"the state's {key} must be a string: got {state[key]!r}")
-    return {key: state[key] for key in (*STATE_KEYS, ENVIRONMENT_KEY) if key in state}
+    return {key: state[key] for key in (*STATE_KEYS, _ENVIRONMENT_KEY)}
 
 
 def refuse_step_beyond(state: Mapping[str, Any], facts: PlanFacts | None) -> None:
@@ -67,14 +75,15 @@ def state_of(facts: PlanFacts, epoch: int, step: int) -> dict[str, Any]:
     more of a followed table: then the state keeps the epoch."""
     if step >= facts.steps_of(epoch) and facts.epoch is None:
         epoch, step = epoch + 1, 0
-    names = {key: getattr(facts, key) for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
-    return {"version": STATE_VERSION, **names, "epoch": epoch, "step": step, ENVIRONMENT_KEY: facts.environment}
+    own = {"version": STATE_VERSION, "plan_version": PLAN_VERSION, "epoch": epoch, "step": step}
+    names = (*STATE_KEYS, _ENVIRONMENT_KEY)
+    return {key: own[key] if key in own else getattr(facts, key) for key in names}
 
 
 def environment_warning(state: Mapping[str, Any], facts: PlanFacts) -> str | None:
     """The warning about a state from other versions or processor instructions, or None."""
-    saved, current = (set(str(one).split(", ")) for one in (state.get(ENVIRONMENT_KEY, ""), facts.environment))
-    if ENVIRONMENT_KEY not in state or saved == current:
+    saved, current = (set(one.split(", ")) for one in (state[_ENVIRONMENT_KEY], facts.environment))
+    if saved == current:
         return None
     return (
         f"the state was saved in another environment: got {', '.join(sorted(saved - current))}, expected "
@@ -91,7 +100,4 @@ def rebased_state(facts: PlanFacts, state: Mapping[str, Any]) -> dict[str, Any]:
     if facts.snapshot == state["snapshot"]:
         return dict(state)
     assert facts.rest is not None
-    rest = state_of(facts, facts.rest.epoch, facts.rest.first_step)
-    if ENVIRONMENT_KEY not in state:
-        return {key: rest[key] for key in STATE_KEYS}
-    return rest | {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]}
+    return state_of(facts, facts.rest.epoch, facts.rest.first_step) | {_ENVIRONMENT_KEY: state[_ENVIRONMENT_KEY]}

@@ -34,7 +34,6 @@ from feedline.planning.binding.weighted_rows import weigh_rows, weight_order
 from feedline.planning.follow.border import Border
 from feedline.planning.lengths.length_columns import bucket_counts, length_order
 from feedline.planning.plan import Plan
-from feedline.planning.plan_version import newest_version
 from feedline.planning.rows.exclusions import exclude_rows
 from feedline.planning.table_snapshot import as_read, cache_ref
 from feedline.spec import PipelineSpec
@@ -109,7 +108,6 @@ def make_plan(
         rebase=rebase,
         lengths=bucket_counts(spec, snapshot, where, sample, selection, map) if exclude else None,
         weights=weigh_rows(spec, snapshot, selection, where, sample=sample, map=map) if exclude else None,
-        version=newest_version(spec.shuffle),
         salt=() if spec.source_name is None else (spec.source_name,),
         share=Fraction(spec.batch.size, spec.whole.batch.size),
     )

@@ -1,17 +1,17 @@
 """Decide how large blocks are, and from how many a lane draws at once.
 
-Pure. A function of `source` and `shuffle`, the lanes, the plan's version and the table; never of world size, memory or
-measurements, which would move rows to other steps.
+Pure. A function of `source` and `shuffle`, the lanes and the table; never of world size, memory or measurements, which
+would move rows to other steps.
 
-Version 1: a block is as many splits as reach `shuffle.window_rows`, and a lane takes one block after another.
-Version 2: a lane draws in turn from small blocks that hold about `shuffle.window_rows` rows (`strands`). Many lanes
-share a fixed number of windows: with more than `FULL_LANES`, each has a smaller one.
-Version 3: as version 2, but wide rows make the default window smaller, and a window of wide rows has more blocks. The
-fingerprint names the window, by which a state finds it: docs/decisions/0046-shuffled-blocks-by-bytes.md.
+- Shuffled rows: a lane draws in turn from small blocks that hold about `shuffle.window_rows` rows (`strands`). Many
+  lanes share a fixed number of windows: with more than `FULL_LANES`, each has a smaller one. Wide rows make the default
+  window smaller, and a window of wide rows has more blocks: docs/decisions/0046-shuffled-blocks-by-bytes.md. A state
+  names its run's window.
+- `shuffle.rows: false`: a block is as many splits as reach `shuffle.window_rows`, and a lane takes one block after
+  another.
+- `shuffle: off`: the same with `source.split_rows`. Both have blocks limited by bytes (0042).
 
 The sources of a mix share one window: each has the part of it that it has of a step.
-
-`shuffle: off` and `shuffle.rows: false` are planned as in version 1, with blocks limited by bytes (0042).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from feedline.errors import PlanError
-from feedline.planning.plan_version import PLAN_VERSION
 from feedline.spec.sections import ShuffleSpec
 from feedline.spec.source_section import SourceSpec
 
-DEFAULT_WINDOW_ROWS = {1: 131_072, 2: 524_288, 3: 524_288}
+DEFAULT_WINDOW_ROWS = 524_288
+# The same with `shuffle.rows: false`.
+_DEFAULT_BLOCK_ROWS = 131_072
 # Blocks that share a window, where row groups are small enough: the fewest of which each reads `_BLOCK_BYTES` at most.
-WINDOW_BLOCKS = {1: (1,), 2: (16,), 3: (16, 32, 64)}
+WINDOW_BLOCKS = (16, 32, 64)
 FULL_LANES = 4
 # Rows of a block below which its task costs more than a tenth of its work.
 _SMALLEST_BLOCK_ROWS = 8_192
@@ -56,7 +56,8 @@ class RowBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingWindow:
-    """The rows that a lane mixes, and how many blocks make them where row groups are small enough."""
+    """The rows that a lane mixes, and how many blocks make them where row groups are small enough. Both 0 with
+    `shuffle: off`."""
 
     rows: int
     blocks: int
@@ -74,42 +75,33 @@ class BlockSizes:
     window_rows: int
 
 
-def possible_windows(shuffle: ShuffleSpec | None, version: int) -> list[MixingWindow]:
-    """Every window that a plan of a version may have, the largest rows and the fewest blocks first. Raises PlanError
-    for an unknown version."""
-    if version not in DEFAULT_WINDOW_ROWS:
-        raise PlanError(f"the plan's version is not supported: got {version}, expected 1 to {PLAN_VERSION}")
-    default = DEFAULT_WINDOW_ROWS[version]
-    rows = [default] if version < 3 else [default >> halvings for halvings in range(default.bit_length())]
-    if shuffle is not None and shuffle.window_rows is not None:
-        rows = [shuffle.window_rows]
-    return [MixingWindow(rows=each, blocks=blocks) for each in rows for blocks in WINDOW_BLOCKS[version]]
-
-
-def choose_window(shuffle: ShuffleSpec | None, version: int, row_bytes: RowBytes) -> MixingWindow:
+def choose_window(shuffle: ShuffleSpec | None, row_bytes: RowBytes) -> MixingWindow:
     """The window of a new run: `shuffle.window_rows`, or as many rows by default as are within `_WINDOW_BYTES`."""
-    windows = possible_windows(shuffle, version)
-    rows = next((each.rows for each in windows if each.rows * row_bytes.stored <= _WINDOW_BYTES), windows[-1].rows)
-    windows = [each for each in windows if each.rows == rows]
-    return next(
-        (each for each in windows if rows * row_bytes.selected <= each.blocks * _BLOCK_BYTES),
-        windows[-1],
-    )
+    if shuffle is None:
+        return MixingWindow(rows=0, blocks=0)
+    if not shuffle.rows:
+        return MixingWindow(rows=shuffle.window_rows or _DEFAULT_BLOCK_ROWS, blocks=1)
+    rows = shuffle.window_rows
+    if rows is None:
+        rows = DEFAULT_WINDOW_ROWS
+        while rows > 1 and rows * row_bytes.stored > _WINDOW_BYTES:
+            rows //= 2
+    fitting = (blocks for blocks in WINDOW_BLOCKS if rows * row_bytes.selected <= blocks * _BLOCK_BYTES)
+    return MixingWindow(rows=rows, blocks=next(fitting, WINDOW_BLOCKS[-1]))
 
 
-def shuffle_facts(shuffle: ShuffleSpec | None, version: int, window: MixingWindow) -> dict[str, Any] | str:
+def shuffle_facts(shuffle: ShuffleSpec | None, window: MixingWindow) -> dict[str, Any] | str:
     """What the fingerprint of a plan says of its shuffle."""
     if shuffle is None:
         return "off"
-    facts = {"seed": shuffle.seed, "window_rows": window.rows, "rows": shuffle.rows, "by": shuffle.by}
-    return facts if version < 3 else {**facts, "window_blocks": window.blocks}
+    own = {"window_rows": window.rows, "window_blocks": window.blocks}
+    return {"seed": shuffle.seed, **own, "rows": shuffle.rows, "by": shuffle.by}
 
 
 def block_sizes(
     source: SourceSpec,
     shuffle: ShuffleSpec | None,
     lanes: int,
-    version: int,
     window: MixingWindow,
     row_bytes: RowBytes,
     share: Fraction = _WHOLE,
@@ -123,8 +115,8 @@ def block_sizes(
             split_rows = max(split_rows, min(narrow, row_bytes.rows // (lanes * _NARROW_BLOCKS)))
         split_rows = min(split_rows, most_rows)
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=split_rows, window_rows=0)
-    if version == 1:
-        block = window.rows if shuffle.rows else max(1, int(min(window.rows, most_rows) * share))
+    if not shuffle.rows:
+        block = max(1, int(min(window.rows, most_rows) * share))
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=block, window_rows=0)
     own = max(1, int(window.rows * share) * FULL_LANES // max(lanes, FULL_LANES))
     whole = max(1, window.rows // window.blocks)

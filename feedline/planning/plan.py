@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from feedline.blocks.environment import Environment, environment_text
 from feedline.blocks.request import BlockDraws, BlockRequest, Job, PieceDraws, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
-from feedline.loader.state import rebased_state
+from feedline.loader.state import PLAN_VERSION, rebased_state
 from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import BadFileFacts, BucketFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.weighted_rows import DRAWS_VERSION, RowWeights
@@ -34,10 +33,8 @@ from feedline.planning.mixing import (
     MixingWindow,
     block_sizes,
     choose_window,
-    possible_windows,
     shuffle_facts,
 )
-from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.planning.sources.source_passes import PassPlace
 from feedline.spec.batch_section import BatchSpec
@@ -57,8 +54,8 @@ class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
     With a `rebase`, one epoch is only its remaining rows; all others are whole. border: that before the one epoch that
-    reads this snapshot of a followed table. lengths: with `batch.buckets`. version: see `plan_version`. resumed_window:
-    that of the run that is continued (None: a new run's, which bytes choose). whole: the plan of all features, if this
+    reads this snapshot of a followed table. lengths: with `batch.buckets`. resumed_window: that of the run that is
+    continued (None: a new run's, which bytes choose). whole: the plan of all features, if this
     one computes only those of a column group, for the same rows and steps. weights: by which rows are drawn with
     replacement. salt: of permutations, the name of one of several sources; share: the part of a lane's rows of a step
     that this source has.
@@ -70,7 +67,6 @@ class Plan(BoundTable):
     border: Border | None = None
     rebase: Rebase | None = None
     lengths: LengthCounts | None = None
-    version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
     whole: Plan | None = None
     weights: RowWeights | None = None
@@ -81,29 +77,20 @@ class Plan(BoundTable):
     def name(self) -> str:
         return "".join(character if character.isalnum() else "_" for character in self.spec.name)
 
-    def at(self, version: int, window: MixingWindow | None = None) -> Plan:
-        """This plan in another version, with a window of its own or one that a run has had."""
-        if (version, window) == (self.version, self.resumed_window):
-            return self
-        return replace(self, version=version, resumed_window=window)
-
-    def matching(self, fingerprint: str | None) -> Plan:
-        """This plan in the version and with the window that has a fingerprint, and as of a new run where none has."""
-        new = self.at(newest_version(self.spec.shuffle))
-        versions = range(new.version, 0, -1)
-        others = (self.at(each, window) for each in versions for window in possible_windows(self.spec.shuffle, each))
-        return next((plan for plan in chain((new,), others) if fingerprint in (None, plan.fingerprint)), new)
+    def with_window(self, window: MixingWindow | None) -> Plan:
+        """This plan with the window of a run that is continued, or of a new run (None)."""
+        return self if window in (self.resumed_window, self.window) else replace(self, resumed_window=window)
 
     @cached_property
     def window(self) -> MixingWindow:
         """The rows that a lane mixes."""
-        return self.resumed_window or choose_window(self.spec.shuffle, self.version, (self.whole or self).row_bytes)
+        return self.resumed_window or choose_window(self.spec.shuffle, (self.whole or self).row_bytes)
 
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
         row_bytes, shuffle = (self.whole or self).row_bytes, self.spec.shuffle
-        return block_sizes(self.spec.source, shuffle, self.lanes, self.version, self.window, row_bytes, self.share)
+        return block_sizes(self.spec.source, shuffle, self.lanes, self.window, row_bytes, self.share)
 
     @cached_property
     def splits(self) -> Splits:
@@ -291,11 +278,11 @@ class Plan(BoundTable):
 def fingerprint_facts(plan: Plan) -> dict[str, Any]:
     """Everything that decides which rows come when: what a plan's fingerprint is a digest of."""
     facts: dict[str, Any] = {
-        "version": plan.version,
+        "version": PLAN_VERSION,
         "snapshot": plan.snapshot.id,
         "where": plan.spec.source.where,
         "split_rows": plan.spec.source.split_rows,
-        "shuffle": shuffle_facts(plan.spec.shuffle, plan.version, plan.window),
+        "shuffle": shuffle_facts(plan.spec.shuffle, plan.window),
         "lanes": plan.lanes,
         "batch_size": plan.spec.batch.size,
         "tail": plan.spec.batch.tail,
@@ -336,6 +323,8 @@ def _plan_facts(plan: Plan) -> PlanFacts:
         seed=plan.seed,
         lanes=plan.lanes,
         batch_size=plan.spec.batch.size,
+        window_rows=plan.window.rows,
+        window_blocks=plan.window.blocks,
         steps=schedule.steps,
         rows=schedule.rows,
         rows_dropped=schedule.rows_dropped,

@@ -36,13 +36,14 @@ from feedline.planning.follow.next_border import (
 )
 from feedline.planning.lengths.length_columns import bucket_counts
 from feedline.planning.make_plan import make_plan, require_step
+from feedline.planning.mixing import MixingWindow
 from feedline.planning.plan import Plan, group_name
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.rows.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.sources.make_mixed_plan import FrozenSource, load_frozen, plan_sources, snapshot_names
-from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.sources.source_passes import PassPlace
 from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
@@ -132,13 +133,14 @@ def resolve_hello(
     lanes = spec.lanes or hello.lanes or hello.world_size
     rank_lanes(lanes, hello.rank, hello.world_size)
     start = replace(start, lanes=lanes)
-    plan_id, features = hello.plan, hello.features
+    plan_id, features, window = hello.plan, hello.features, _window_of(to_values(hello))
     taken: tuple[Snapshot, ...] | None = None
     if hello.rebase is not None:
         name, plan_id = _agreed_rebase(spec, hello.rebase, start, map)  # the hello's is that before the rebase
     elif hello.snapshot is not None:
         name = _name_at(spec, hello.snapshot, hello.epoch, lanes=lanes, start=start, map=map)
-        plan_id = plan_id if name == hello.snapshot else None  # it is of another epoch
+        if name != hello.snapshot:
+            plan_id = window = None  # they are of another epoch
     else:
         name, taken = _agreed_snapshots(spec, start, map, epoch=hello.epoch or 0)
     plans = [each for each in plans if (each.snapshot_name, each.lanes) == (name, lanes)]
@@ -154,7 +156,7 @@ def resolve_hello(
         plan = plan_column_group(plan, hello.column_group)
         artifacts = [job.artifacts for job in plan.jobs]
         plan = next((each for each in plans if [job.artifacts for job in each.jobs] == artifacts), plan)
-    plan = plan.matching(plan_id)
+    plan = plan.with_window(window)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
 
@@ -165,7 +167,7 @@ def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map
     _refuse_other_settings(spec, fields)
     frozen, lanes, features = load_frozen(spec, fields["snapshot"]), fields["lanes"], fields["features"]
     plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, features=features)
-    plan = plan.matching(fields["plan"])
+    plan = plan.with_window(_window_of(fields))
     _refuse_other_plan(plan, fields)
     refuse_step_beyond(fields, plan.facts())
     return plan
@@ -189,16 +191,15 @@ def resolve_next(spec: PipelineSpec, plan: RunPlan, *, fit: Fit, map: Map | None
 
 
 def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
-    """The plan of a state's run on the tables as they are now, of the state's version; see `Pipeline.rebase`. A source
+    """The plan of a state's run on the tables as they are now; see `Pipeline.rebase`. A source
     whose table has not changed stays as it is."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
     refuse_rebase(spec)
     frozen = load_frozen(spec, fields["snapshot"])
     old = plan_sources(spec, frozen, lanes=fields["lanes"], map=map, exclude=spec.is_mixed)
-    if isinstance(old, MixedPlan):
-        old = old.matching(fields["plan"])
-    else:
+    old = old.with_window(_window_of(fields))
+    if isinstance(old, Plan):
         old = with_exclusion_of(old, fields["plan"])
         old = replace(old, lengths=bucket_counts(spec, old.snapshot, old.where, old.sample, old.selection, map))
     _refuse_other_plan(old, {"plan": fields["plan"]})
@@ -242,7 +243,7 @@ def _rebased(old: Plan, place: PassPlace, epoch: int, map: Map | None) -> Plan:
         return old
     require_comparable(old, snapshot)
     border = None if old.border is None else rebased_border(spec, old.border, snapshot, epoch)
-    new = make_plan(spec, snapshot, lanes=old.lanes, map=map, border=border).at(old.version, old.window)
+    new = make_plan(spec, snapshot, lanes=old.lanes, map=map, border=border).with_window(old.window)
     rest = rebase(old, new, epoch=place.number, step=place.step, began=place.began, map=map)
     rest.save(spec.work_dir)
     return replace(new, rebase=rest)
@@ -393,14 +394,22 @@ def _with_recorded_types(plan: RunPlan, *, fill: bool = False) -> RunPlan:
 
 
 def _refuse_other_settings(spec: PipelineSpec, state: Mapping[str, Any]) -> None:
-    seed = spec.shuffle.seed if spec.shuffle is not None else 0
-    for key, mine in (("seed", seed), ("batch_size", spec.batch.size), ("lanes", spec.lanes)):
+    """Raise StateError, with both values, where pipeline.yaml states another number than a state."""
+    seed, window_rows = (0, None) if spec.shuffle is None else (spec.shuffle.seed, spec.shuffle.window_rows)
+    mine_by_key = {"seed": seed, "batch_size": spec.batch.size, "lanes": spec.lanes, "window_rows": window_rows}
+    for key, mine in mine_by_key.items():
         theirs = state.get(key)
         if theirs is not None and mine is not None and theirs != mine:
             raise StateError(
                 f"the state belongs to another plan: its {key} is {theirs}, pipeline.yaml's is {mine}. Use the "
                 f"pipeline.yaml and overrides of the run that saved it"
             )
+
+
+def _window_of(state: Mapping[str, Any]) -> MixingWindow | None:
+    """The window of the run that a state or a hello continues; None of a new run, or if it mixes nothing."""
+    rows, blocks = state.get("window_rows"), state.get("window_blocks")
+    return MixingWindow(rows=rows, blocks=blocks) if rows and blocks else None
 
 
 def _refuse_other_plan(plan: RunPlan, state: Mapping[str, Any]) -> None:

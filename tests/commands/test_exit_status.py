@@ -24,6 +24,7 @@ import feedline
 from feedline import Pipeline
 from feedline.__main__ import main
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError, from_wire
+from feedline.loader.state import state_of
 from feedline.native.kernels import kernels_text
 from feedline.version import VERSION
 
@@ -52,9 +53,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         (folder / f"{name}.yaml").write_text(json.dumps(document))
     plan = Pipeline.from_yaml(folder / "p.yaml").plan()
-    facts = {key: getattr(plan.facts(), key) for key in ("plan", "features", "seed", "lanes", "batch_size")}
-    state = {"version": 1, **facts, "snapshot": "f" * 64, "epoch": 0, "step": 1}
-    (folder / "state.json").write_text(json.dumps(state))
+    state = state_of(plan.facts(), 0, 1)
+    (folder / "state.json").write_text(json.dumps({**state, "snapshot": "f" * 64}))
     return folder
 
 

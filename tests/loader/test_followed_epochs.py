@@ -17,6 +17,8 @@ def answer(epoch: int | None, hello: Hello | None = None, steps: int = 10) -> An
         seed=0,
         lanes=1,
         batch_size=8,
+        window_rows=0,
+        window_blocks=0,
         steps=steps,
         rows=80,
         rows_dropped=0,

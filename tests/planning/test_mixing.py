@@ -1,8 +1,7 @@
-"""Sizes of blocks and windows follow from the spec and the lanes; each plan version has its own, and golden values."""
+"""Sizes of blocks and windows follow from the spec and the lanes, and have golden values."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -17,11 +16,11 @@ from hypothesis import strategies as st
 from pipelines import Place
 
 from feedline import Pipeline
-from feedline.errors import PlanError, StateError
+from feedline.errors import StateError
 from feedline.loader.batch import digest_of
 from feedline.loader.state import state_of
 from feedline.planning import mixing
-from feedline.planning.mixing import FULL_LANES, RowBytes, block_sizes, choose_window, possible_windows
+from feedline.planning.mixing import FULL_LANES, RowBytes, block_sizes, choose_window
 from feedline.planning.schedule import Schedule
 from feedline.spec import parse_spec
 from feedline.warehouse.snapshot.splits import plan_splits
@@ -37,11 +36,9 @@ shuffle: {shuffle}
 MIXED = {"window_rows": 40, "block_rows": 10}
 
 
-def sizes(shuffle: str, lanes: int, version: int = 2, nbytes: float = 0) -> Any:
+def sizes(shuffle: str, lanes: int, nbytes: float = 0) -> Any:
     spec, row_bytes = parse_spec(TEXT.format(shuffle=shuffle), base_dir="/"), RowBytes(selected=nbytes, stored=nbytes)
-    return block_sizes(
-        spec.source, spec.shuffle, lanes, version, choose_window(spec.shuffle, version, row_bytes), row_bytes
-    )
+    return block_sizes(spec.source, spec.shuffle, lanes, choose_window(spec.shuffle, row_bytes), row_bytes)
 
 
 def schedule_of(split_rows: list[int], *, lanes: int = 1, batch_size: int = 8, **changes: Any) -> Schedule:
@@ -60,12 +57,10 @@ def test_lanes_share_a_fixed_number_of_windows():
     assert sizes("{window_rows: 1}", 1).block_rows == 1
 
 
-def test_earlier_versions_and_orders_keep_their_blocks():
-    old = sizes("{}", 64, version=1)
-    assert (old.split_rows, old.kept_rows, old.block_rows, old.window_rows) == (65_536, None, 131_072, 0)
-    assert sizes('"off"', 64, version=1).block_rows == 65_536
-    with pytest.raises(PlanError, match="the plan's version is not supported: got 4, expected 1 to 3"):
-        sizes("{}", 1, version=4)
+def test_blocks_without_shuffled_rows():
+    blocks = sizes("{rows: false}", 64)
+    assert (blocks.split_rows, blocks.kept_rows, blocks.block_rows, blocks.window_rows) == (65_536, None, 131_072, 0)
+    assert sizes('"off"', 64).block_rows == 65_536
 
 
 def test_narrow_rows_make_larger_blocks_in_order():
@@ -75,10 +70,8 @@ def test_narrow_rows_make_larger_blocks_in_order():
         spec = parse_spec(TEXT.format(shuffle='"off"'), base_dir="/")
         if source:
             spec = spec.model_copy(update={"only_source": spec.source.model_copy(update=source)})
-        window = choose_window(spec.shuffle, 1, RowBytes())
-        return block_sizes(
-            spec.source, spec.shuffle, lanes, 1, window, RowBytes(selected=nbytes, stored=nbytes, rows=rows)
-        ).block_rows
+        window, row_bytes = choose_window(spec.shuffle, RowBytes()), RowBytes(selected=nbytes, stored=nbytes, rows=rows)
+        return block_sizes(spec.source, spec.shuffle, lanes, window, row_bytes).block_rows
 
     assert rows(20, 10**9) == 6 * 2**20 // 20
     assert rows(200, 10**9) == 65_536
@@ -88,20 +81,20 @@ def test_narrow_rows_make_larger_blocks_in_order():
     assert rows(20, 3_200_000, lanes=4) == 65_536
 
 
-def test_narrow_rows_are_ordered_as_in_version_2():
+def test_narrow_rows_have_no_limit_of_bytes():
     for shuffle in ("{}", "{window_rows: 1}", "{window_rows: 2000000}"):
         for lanes in (1, 4, 8, 256):
-            assert sizes(shuffle, lanes, 3, nbytes=200) == sizes(shuffle, lanes)
+            assert sizes(shuffle, lanes, nbytes=200) == sizes(shuffle, lanes)
 
 
 def test_wide_rows_make_the_default_window_smaller_and_blocks_of_a_stated_one():
-    assert (sizes("{}", 1, 3, 1024).window_rows, sizes("{}", 1, 3, 1025).window_rows) == (524_288, 262_144)
-    wide = sizes("{}", 1, 3, 5265.3)
+    assert (sizes("{}", 1, 1024).window_rows, sizes("{}", 1, 1025).window_rows) == (524_288, 262_144)
+    wide = sizes("{}", 1, 5265.3)
     assert (wide.window_rows, wide.block_rows, wide.kept_rows) == (65_536, 4_096, 4_096)
     for nbytes, rows in ((1024, 32_768), (2048, 16_384), (4096, 8_192), (8192, 8_192)):
-        stated = sizes("{window_rows: 524288}", 1, 3, nbytes)
+        stated = sizes("{window_rows: 524288}", 1, nbytes)
         assert (stated.window_rows, stated.block_rows) == (524_288, rows)
-    assert sizes("{}", 1, 3, 10**12).window_rows == 1
+    assert sizes("{}", 1, 10**12).window_rows == 1
 
 
 @settings(deadline=None)
@@ -114,15 +107,16 @@ def test_the_window_is_the_largest_within_its_bytes(shuffle: str, stored: float,
     """And has the fewest blocks within theirs; a filter makes reading a row dearer, not holding it."""
     spec = parse_spec(TEXT.format(shuffle=shuffle), base_dir="/")
     row_bytes = RowBytes(selected=stored / kept, stored=stored)
-    window = choose_window(spec.shuffle, 3, row_bytes)
-    possible = possible_windows(spec.shuffle, 3)
-    assert window in possible
-    assert len(possible) <= 60
-    if shuffle == "{}":
-        fits = [each.rows for each in possible if each.rows * stored <= mixing._WINDOW_BYTES]
-        assert window.rows == max(fits, default=1)
-    fewer = [each for each in possible if each.rows == window.rows and each.blocks < window.blocks]
-    assert all(each.rows / each.blocks * row_bytes.selected > mixing._BLOCK_BYTES for each in fewer)
+    window = choose_window(spec.shuffle, row_bytes)
+    assert window.blocks in mixing.WINDOW_BLOCKS
+    assert spec.shuffle is not None
+    if spec.shuffle.window_rows is None:
+        possible = [mixing.DEFAULT_WINDOW_ROWS >> halvings for halvings in range(20)]
+        assert window.rows == max((rows for rows in possible if rows * stored <= mixing._WINDOW_BYTES), default=1)
+    else:
+        assert window.rows == spec.shuffle.window_rows
+    fewer = [blocks for blocks in mixing.WINDOW_BLOCKS if blocks < window.blocks]
+    assert all(window.rows / blocks * row_bytes.selected > mixing._BLOCK_BYTES for blocks in fewer)
     assert window.blocks == 64 or window.rows / window.blocks * row_bytes.selected <= mixing._BLOCK_BYTES
 
 
@@ -185,7 +179,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_the_second_version_is_frozen(name: str):
+def test_the_order_of_rows_is_frozen(name: str):
     """Golden values: another order would silently break every stored state."""
     schedule = {
         "equal splits": schedule_of([10] * 40, lanes=2),
@@ -196,32 +190,31 @@ def test_the_second_version_is_frozen(name: str):
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == GOLDEN[name]
 
 
-def test_a_state_continues_in_its_plan_version(tmp_path: Any, clicks: Any):
-    """Its fingerprint says which; a new run has the newest, and so does a state of another plan, which is refused."""
+def test_a_state_names_its_window(tmp_path: Any, clicks: Any):
+    """Pipelines that state another one are refused, and states of other plans."""
     place = Place(tmp_path, clicks)
-    pipeline = Pipeline.from_yaml(place.write(shuffle={"seed": 1}))
-    new = pipeline.plan()
-    oldest, old = (dataclasses.replace(new, version=version) for version in (1, 2))
-    assert new.version == 3
-    assert len({plan.fingerprint for plan in (oldest, old, new)}) == 3
-    for plan in (oldest, old, new):
-        state = state_of(plan.facts(), 0, 3)
-        found = pipeline.plan_for(state)
-        assert (found.version, found.fingerprint) == (plan.version, plan.fingerprint)
-        assert pipeline.rebase(state).version == plan.version
-    with pytest.raises(StateError, match="the state belongs to another plan"):
+    pipeline = Pipeline.from_yaml(place.write(shuffle={"seed": 1, "window_rows": None}))
+    state = state_of(pipeline.plan().facts(), 0, 3)
+    assert (state["window_rows"], state["window_blocks"]) == (524_288, 16)
+    with pytest.raises(StateError, match=r"the state belongs to another plan: got 0{32}, expected "):
         pipeline.plan_for({**state, "plan": "0" * 32})
-    for shuffle in ("off", {"rows": False}):
-        assert Pipeline.from_yaml(place.write(shuffle=shuffle)).plan().version == 1
+    with pytest.raises(StateError, match="the state belongs to another plan: got "):
+        pipeline.plan_for({**state, "window_rows": 77})
+    stated = Pipeline.from_yaml(place.write(shuffle={"seed": 1, "window_rows": 4096}))
+    with pytest.raises(StateError, match=r"another plan: its window_rows is 524288, pipeline\.yaml's is 4096"):
+        stated.plan_for(state)
+    in_order = Pipeline.from_yaml(place.write(shuffle="off"))
+    own = state_of(in_order.plan().facts(), 0, 3)
+    assert (own["window_rows"], own["window_blocks"]) == (0, 0)
+    assert in_order.plan_for(own).fingerprint == own["plan"]
 
 
 def test_without_shuffle_wide_rows_make_small_blocks():
     for nbytes, rows in ((0, 65_536), (512, 65_536), (2048, 16_384), (5265.7, 6_372), (10**9, 1)):
-        found = sizes('"off"', 4, 1, nbytes)
+        found = sizes('"off"', 4, nbytes)
         assert (found.split_rows, found.block_rows) == (rows, rows)
-    in_order = sizes("{rows: false}", 4, 1, 5265.7)
+    in_order = sizes("{rows: false}", 4, 5265.7)
     assert (in_order.split_rows, in_order.block_rows) == (65_536, 6_372), "splits are what is permuted"
-    assert sizes("{}", 4, 1, 10**6) == sizes("{}", 4, 1)
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,10 @@ def rows_of(pipeline: Pipeline, plan: Plan, world_size: int, step: int = 0) -> l
 
 def test_bytes_choose_the_window(place: Place):
     plan = pipeline_of(place, shuffle=DEFAULT).plan()
-    assert (plan.version, plan.window) == (3, MixingWindow(rows=512, blocks=16))
+    assert plan.window == MixingWindow(rows=512, blocks=16)
     assert pipeline_of(place, shuffle=STATED).plan().window == MixingWindow(rows=1024, blocks=32)
     rows = np.diff(plan.schedule(0).lane(0).borders)
     assert rows.max() == GROUP_ROWS, "a block is one row group, or what the lane's border leaves of it"
-    old = plan.at(2)
-    assert old.window == MixingWindow(rows=524_288, blocks=16)
-    assert np.diff(old.schedule(0).lane(0).borders).tolist() == [ROWS // 4]
 
 
 def test_bytes_of_row_groups_that_keep_no_rows_do_not_count(place: Place):
@@ -126,7 +123,7 @@ def test_a_state_keeps_its_window(place: Place, monkeypatch: pytest.MonkeyPatch,
     found = pipeline.plan_for(state)
     assert (found.window, found.fingerprint) == (plan.window, plan.fingerprint)
     assert [digest_of(batch) for batch in pipeline.batches(plan=found, step=4)] == expected
-    assert found.matching(plan.fingerprint) is found
+    assert found.with_window(plan.window) is found
 
     wider = pipeline_of(place, shuffle=shuffle, features=WIDER)
     with pytest.raises(StateError, match="the state belongs to another features"):

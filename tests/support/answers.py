@@ -15,6 +15,7 @@ def plan_facts(**changes: Any) -> PlanFacts:
     """Return invented plan facts."""
     names = {"snapshot": "s1", "plan": "p1", "features": "f1", "environment": "feedline 1, numpy 2"}
     numbers = {"seed": 5, "lanes": 3, "batch_size": 4, "steps": 10, "rows": 120, "rows_dropped": 2}
+    numbers |= {"window_rows": 64, "window_blocks": 16}
     lists = {"bad_files": (), "nulls": (), "absent": (), "schema": BatchSchema(())}
     return PlanFacts(**{**names, **numbers, **lists, **changes})
 

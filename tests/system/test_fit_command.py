@@ -21,6 +21,7 @@ import feedline.artifacts.store as stored_artifacts
 from feedline import Pipeline
 from feedline.cli import app
 from feedline.errors import SpecError, StateError
+from feedline.loader.state import state_of
 from feedline.loader.wire.facts import Hello
 
 FEATURES: dict[str, Any] = {
@@ -174,7 +175,7 @@ def test_who_goes_on_does_so_with_what_was_learnt_at_the_start(tmp_path: Path, c
         again = Pipeline.from_yaml(path).resolve(Hello(rank=0, world_size=1, **asked), job="0" * 64)
         assert again.facts().features == first.features
         assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts().features != first.features
-        state = {"version": 1, "epoch": 0, "step": 3, "seed": 0, "batch_size": 256, **asked}
+        state = state_of(first, 0, 3)
         assert Pipeline.from_yaml(path).plan_for(state).facts().features == first.features
         manifest = again.job.artifacts.manifest
         assert manifest is not None

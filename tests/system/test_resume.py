@@ -268,7 +268,11 @@ def test_other_features_are_refused_unless_asked_for(place: Place, fresh: dict[s
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"version": 2}, "version is not supported: got 2, expected 1"),
+        ({"version": 1}, "the state's version is not supported: got 1, expected 2"),
+        ({"plan_version": 3}, "the state's plan_version is not supported: got 3, expected 4"),
+        ({"window_rows": -1}, "window_rows must be a non-negative integer: got -1"),
+        ({"window_blocks": 2.5}, "window_blocks must be a non-negative integer: got 2.5"),
+        ({"window_rows": 12}, "the state belongs to another plan: "),
         ({"step": -1}, "step must be a non-negative integer: got -1"),
         ({"epoch": "1"}, "epoch must be a non-negative integer: got '1'"),
         ({"lanes": True}, "lanes must be a non-negative integer: got True"),

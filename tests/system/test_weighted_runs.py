@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from feedline import FeedlineDataset, Pipeline
 from feedline.cli import app
 from feedline.errors import DataError, PlanError, SpecError, StateError
+from feedline.loader.state import state_of
 
 ROWS, GROUP, HEAVY = 6_000, 500, 1_700
 FEATURES: dict[str, Any] = {
@@ -272,13 +273,6 @@ def test_a_weight_that_is_none_is_named(tmp_path: Path, values: list[int | None]
 
 def test_a_rebase_is_refused(place: Place):
     pipeline = Pipeline.from_yaml(write(place))
-    plan = pipeline.plan()
-    state = {
-        "version": 1,
-        "snapshot": plan.snapshot.id,
-        "plan": plan.fingerprint,
-        "features": plan.features_fingerprint,
-    }
-    state |= {"epoch": 0, "step": 2, "seed": 3, "lanes": 4, "batch_size": 128}
+    state = state_of(pipeline.plan().facts(), 0, 2)
     with pytest.raises(StateError, match="a run that draws rows by weight cannot be rebased"):
         pipeline.rebase(state)

@@ -121,7 +121,7 @@ def _window_facts(plan: Plan) -> dict[str, Any] | None:
     shuffle, rows = plan.spec.shuffle, plan.window.rows
     if shuffle is None or not plan.sizes.window_rows:
         return None
-    limited = shuffle.window_rows is None and rows < DEFAULT_WINDOW_ROWS[plan.version]
+    limited = shuffle.window_rows is None and rows < DEFAULT_WINDOW_ROWS
     return {"rows": rows, "limited_by_bytes": limited, "row_bytes": plan.row_bytes.stored}
 
 
@@ -134,7 +134,6 @@ def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s
         plan.spec.source,
         plan.spec.shuffle,
         lanes=plan.lanes,
-        version=plan.version,
         row_bytes=plan.row_bytes,
         block_rows=schedule.rows / max(1, blocks),
         rows_per_s=rows_per_s * world_size,

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from feedline.errors import BatchTimeoutError, FeederError, FeedlineError, from_wire
 from feedline.loader.ring.channel import Channel, ChannelClosedError
@@ -49,9 +49,7 @@ class Answer:
     @classmethod
     def of(cls, hello: Hello, plan: PlanFacts, feeder: FeederFacts) -> Answer:
         """The answer to a hello."""
-        names = replace(hello, snapshot=plan.snapshot, plan=plan.plan, features=plan.features)
-        repeatable = replace(names, rebase=None, lanes=plan.lanes, epoch=plan.epoch)
-        return cls(hello=repeatable, facts=plan, feeder=feeder)
+        return cls(hello=hello.for_plan(plan), facts=plan, feeder=feeder)
 
 
 class Transaction:

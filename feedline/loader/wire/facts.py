@@ -6,7 +6,7 @@ Runs in: the trainer, the feeder, the process of `feedline run`. Pure; no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from feedline.loader.encoding.cache_counts import CacheCounts
@@ -33,7 +33,7 @@ class Hello:
     all trainers and their number, if several of them read the same rank's rows. `connected`: torch.distributed connects
     the ranks, and rank 0 plans first. `column_group`: the names of the features to read, in the pipeline's order; empty
     for all. `epoch`: of a followed table, the epoch whose plan it requests; `snapshot` and `plan` may then be those of
-    an earlier one.
+    an earlier one. `window_rows`, `window_blocks`: as of `PlanFacts`, of the run that is continued.
     """
 
     rank: int
@@ -46,6 +46,8 @@ class Hello:
     features: str | None = None
     seed: int | None = None
     batch_size: int | None = None
+    window_rows: int | None = None
+    window_blocks: int | None = None
     rebase: RebaseRequest | None = None
     connected: bool = False
     column_group: tuple[str, ...] = ()
@@ -60,6 +62,11 @@ class Hello:
     def global_size(self) -> int:
         """The number of all trainers."""
         return self.world_size if self.trainers is None else self.trainers
+
+    def for_plan(self, facts: PlanFacts) -> Hello:
+        """The same trainer's request for the plan of these facts."""
+        keys = ("snapshot", "lanes", "plan", "features", "window_rows", "window_blocks", "epoch")
+        return replace(self, rebase=None, **{key: getattr(facts, key) for key in keys})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +144,8 @@ class PlanFacts:
     features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
     `sources`: of a plan of several; `rows` are those of all, `rows_dropped` those that an epoch does not deliver.
     `column_group` has the features of the schema, if these are not all. `epoch`: the only one that the plan is of,
-    where the table is followed. With `buckets`, `batch_size` is that of the largest.
+    where the table is followed. With `buckets`, `batch_size` is that of the largest. `window_rows`: that a lane mixes,
+    of at least `window_blocks` blocks; both 0 with `shuffle: off`.
     """
 
     snapshot: str
@@ -147,6 +155,8 @@ class PlanFacts:
     seed: int
     lanes: int
     batch_size: int
+    window_rows: int
+    window_blocks: int
     steps: int
     rows: int
     rows_dropped: int
@@ -266,6 +276,8 @@ class RankOutcome:
 
     snapshot: str | None = None
     lanes: int | None = None
+    window_rows: int | None = None
+    window_blocks: int | None = None
     plan: str | None = None
     features: str | None = None
     state: Mapping[str, Any] | None = None

@@ -88,13 +88,13 @@ def recorded_sample(spec: PipelineSpec) -> dict[str, object] | None:
 
 
 def with_exclusion_of(plan: Plan, fingerprint: str) -> Plan:
-    """The plan with the exclusion, version and window that have this fingerprint; if none has, without an exclusion."""
+    """The plan with the exclusion that has this fingerprint; if none has, without an exclusion."""
     for exclusion in _exclusions_of(plan):
         with contextlib.suppress(StateError):  # it was found among other rows
-            found = _excluding(plan, exclusion).matching(fingerprint)
+            found = _excluding(plan, exclusion)
             if found.fingerprint == fingerprint:
                 return found
-    return _excluding(plan, None).matching(fingerprint)
+    return _excluding(plan, None)
 
 
 def explain_exclusion(plan: Plan, fingerprint: str) -> str | None:

@@ -16,7 +16,6 @@ from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.planning.follow.border import Border, load_border, split_border
 from feedline.planning.make_plan import make_plan
 from feedline.planning.plan import Plan
-from feedline.planning.plan_version import newest_version
 from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
 from feedline.planning.table_snapshot import as_read
 from feedline.spec import PipelineSpec
@@ -113,7 +112,7 @@ def plan_sources(
         return plans[0]
     for name, plan in zip(spec.sources[1:], plans[1:], strict=True):
         _refuse_differences(spec, plans[0], spec.sources[0].name, plan, name.name)
-    return MixedPlan(spec=spec, bound=tuple(plans), lanes=lanes, version=newest_version(spec.shuffle))
+    return MixedPlan(spec=spec, bound=tuple(plans), lanes=lanes)
 
 
 def _refuse_differences(spec: PipelineSpec, first: Plan, first_name: str, other: Plan, other_name: str) -> None:

@@ -26,6 +26,8 @@ def mixed_facts(plan: MixedSources) -> PlanFacts:
         seed=plan.seed,
         lanes=plan.lanes,
         batch_size=plan.spec.batch.size,
+        window_rows=plan.window.rows,
+        window_blocks=plan.window.blocks,
         steps=steps,
         rows=sum(plan.source_rows),
         rows_dropped=sum(plan.dropped(steps)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 from feedline.blocks.environment import Environment
@@ -17,9 +16,8 @@ from feedline.blocks.request import BlockRequest, Job
 from feedline.errors import PlanError
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.facts import PlanFacts
-from feedline.planning.mixing import MixingWindow, possible_windows
+from feedline.planning.mixing import MixingWindow
 from feedline.planning.plan import Plan
-from feedline.planning.plan_version import newest_version
 from feedline.planning.schedule import Block
 from feedline.planning.sources.mixed_facts import mixed_facts
 from feedline.planning.sources.mixed_schedule import MixedSchedule, SourceSchedules, split_index
@@ -36,17 +34,9 @@ class MixedPlan(MixedSources):
     def name(self) -> str:
         return self.bound[0].name
 
-    def at(self, version: int, window: MixingWindow | None = None) -> MixedPlan:
-        """This plan in another version, with a window of its own or one that a run has had."""
-        if (version, window) == (self.version, self.resumed_window):
-            return self
-        return replace(self, version=version, resumed_window=window)
-
-    def matching(self, fingerprint: str | None) -> MixedPlan:
-        """This plan with the window that has a fingerprint, and as of a new run where none has."""
-        new = self.at(newest_version(self.spec.shuffle))
-        others = (self.at(new.version, window) for window in possible_windows(self.spec.shuffle, new.version))
-        return next((plan for plan in chain((new,), others) if fingerprint in (None, plan.fingerprint)), new)
+    def with_window(self, window: MixingWindow | None) -> MixedPlan:
+        """This plan with the window of a run that is continued, or of a new run (None)."""
+        return self if window in (self.resumed_window, self.window) else replace(self, resumed_window=window)
 
     @property
     def needs_artifacts(self) -> bool:

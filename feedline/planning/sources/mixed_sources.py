@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from feedline.errors import DataError, FeedlineError, PlanError
 from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.state import PLAN_VERSION
 from feedline.loader.wire.facts import BadFileFacts
 from feedline.planning.mixing import MixingWindow, RowBytes, choose_window
 from feedline.planning.plan import Plan
@@ -25,12 +26,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class MixedSources:
-    """The plans of several sources. bound: without the window that they share. version, resumed_window: of `Plan`."""
+    """The plans of several sources. bound: without the window that they share. resumed_window: of `Plan`."""
 
     spec: PipelineSpec
     bound: tuple[Plan, ...]
     lanes: int
-    version: int
     resumed_window: MixingWindow | None = None
 
     @property
@@ -60,18 +60,18 @@ class MixedSources:
         pairs = zip(self.bound, every, strict=True)
         stored = sum(float(each.share) * row_bytes.stored for each, row_bytes in pairs)
         row_bytes = RowBytes(selected=max(each.selected for each in every), stored=stored)
-        return self.resumed_window or choose_window(self.spec.shuffle, self.version, row_bytes)
+        return self.resumed_window or choose_window(self.spec.shuffle, row_bytes)
 
     @cached_property
     def sources(self) -> tuple[Plan, ...]:
         """The plan of each source."""
-        return tuple(each.at(self.version, self.window) for each in self.bound)
+        return tuple(each.with_window(self.window) for each in self.bound)
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of everything that decides which rows come when."""
         sources = [[name, each.fingerprint] for name, each in zip(self.names, self.sources, strict=True)]
-        facts = {"version": self.version, "stop": self.stop, "sources": sources}
+        facts = {"version": PLAN_VERSION, "stop": self.stop, "sources": sources}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property

@@ -225,9 +225,7 @@ class TrainerStreams:
             self._opening = _Opening(epoch, plan, self._planner.schedule(plan, epoch, lanes, self._wake))
             return
         assert self._hello is not None
-        facts = plan.facts()
-        hello = replace(self._hello, snapshot=facts.snapshot, plan=facts.plan, features=facts.features)
-        hello = replace(hello, rebase=None, lanes=plan.lanes, epoch=epoch)
+        hello = replace(self._hello.for_plan(plan.facts()), epoch=epoch)
         self._opening = _Opening(epoch, None, self._planner.next_epoch(hello, lanes, self._wake))
 
     def _cancel_opening(self) -> None:

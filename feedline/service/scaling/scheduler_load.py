@@ -42,7 +42,6 @@ def scheduler_load(
     shuffle: ShuffleSpec | None,
     *,
     lanes: int,
-    version: int,
     row_bytes: RowBytes,
     block_rows: float,
     rows_per_s: float,
@@ -65,8 +64,8 @@ def scheduler_load(
             source = source.model_copy(update={"split_rows": value})
         else:
             shuffle = shuffle.model_copy(update={"window_rows": value})
-        window = choose_window(shuffle, version, row_bytes)
-        planned = block_sizes(source, shuffle, lanes, version, window, row_bytes).block_rows
+        window = choose_window(shuffle, row_bytes)
+        planned = block_sizes(source, shuffle, lanes, window, row_bytes).block_rows
         if planned >= least_rows:
             setting = "source.split_rows" if shuffle is None else "shuffle.window_rows"
             return replace(load, setting=setting, value=value, new_block_rows=planned)

@@ -27,7 +27,7 @@ from feedline.loader.wire.ring_messages import FROM_FEEDER, FROM_TRAINER, KINDS,
 from feedline.progress import Progress
 
 # The digest of all messages of each wire version: a changed message needs another version.
-DIGESTS = {15: "5353bed852d94242", 16: "95ae842e83ecbee0", 17: "6266f00a2a556dc8"}
+DIGESTS = {15: "5353bed852d94242", 16: "95ae842e83ecbee0", 17: "6266f00a2a556dc8", 18: "42c42796100fff9d"}
 
 # The only values of any kind: a training's state, which torch's contract leaves to the dataset.
 FREE_FIELDS = {("RebaseRequest", "state"), ("RankOutcome", "state")}

@@ -16,8 +16,9 @@ BAD = BadFileFacts(path="/t/a", reason="not Parquet", rows=None)
 def test_json_keys_are_stable():
     """`dataset.facts` and `feedline run --json` have them."""
     assert list(to_values(plan_facts())) == [
-        *("snapshot", "plan", "features", "environment", "seed", "lanes", "batch_size", "steps", "rows"),
-        *("rows_dropped", "bad_files", "nulls", "absent", "schema", "rest", "sources", "column_group"),
+        *("snapshot", "plan", "features", "environment", "seed", "lanes", "batch_size"),
+        *("window_rows", "window_blocks", "steps", "rows", "rows_dropped"),
+        *("bad_files", "nulls", "absent", "schema", "rest", "sources", "column_group"),
         *("epoch", "buckets"),
     ]
     assert list(to_values(FEEDER)) == ["imports_s", "log", "dashboard", "feeder"]

@@ -37,12 +37,12 @@ def test_the_fingerprint_covers_what_decides_the_rows(folder: Path):
 
 def test_a_state_keeps_the_window_that_its_run_had(folder: Path):
     plan = mixed_plan_of(folder, shuffle=None)
-    other = plan.at(plan.version, MixingWindow(rows=plan.window.rows >> 3, blocks=64))
+    other = plan.with_window(MixingWindow(rows=plan.window.rows >> 3, blocks=64))
     assert other.fingerprint != plan.fingerprint
-    found = plan.matching(other.fingerprint)
+    assert [each.window for each in other.sources] == [other.window] * 2
+    assert other.with_window(None).fingerprint == plan.fingerprint
+    found = Pipeline.from_dict(mixed_pipeline(folder, shuffle=None)).plan_for(state_of(other.facts(), 0, 2))
     assert (found.fingerprint, found.window) == (other.fingerprint, other.window)
-    assert [each.window for each in found.sources] == [other.window] * 2
-    assert plan.matching("unknown").fingerprint == plan.fingerprint
 
 
 def test_facts_count_passes_and_rows(folder: Path):
