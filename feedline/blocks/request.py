@@ -6,6 +6,7 @@ Runs in: the feeder and Dask workers. Frozen values that travel between processe
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -28,6 +29,8 @@ from feedline.warehouse.rebase.recorded_rows import Recording
 
 # Pieces of a block from which on they are packed.
 _PACKED_PIECES = 4
+# Fields that do not count in a job's name: the name, and where an op or a feature stands in pipeline.yaml.
+UNNAMED = frozenset({"digest", "path"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ class RowOrder:
 class Job:
     """What all tasks of a plan share: features, the table's schema (Arrow IPC), filter, and the required environment.
 
-    It is sent to each worker once; tasks name it by its `digest`, which covers all other fields.
+    It is sent to each worker once; tasks name it by its `digest`, which covers all other fields but `UNNAMED` ones.
 
     With a sample, the schema may contain the virtual column `sample_weight`. record: where row identities are recorded,
     or None. code: the user's functions that features call. cache: of finished features, which changes no row.
@@ -85,20 +88,26 @@ class Job:
     sample: Sample | None = None
     record: Recording | None = None
     code: tuple[RequiredFunction, ...] = ()
-    cache: CacheRef | None = field(default=None, repr=False)  # named by the digest where there is one
-    auto: ReadEpochs | None = field(default=None, repr=False)
-    order: RowOrder | None = field(default=None, repr=False)
+    cache: CacheRef | None = None
+    auto: ReadEpochs | None = None
+    order: RowOrder | None = None
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        content = repr(self) if self.cache is None else f"{self!r}{self.cache!r}{self.auto!r}"
-        content += "" if self.order is None else repr(self.order)
+        content = json.dumps(_named_values(self), sort_keys=True, default=_named_values)
         object.__setattr__(self, "digest", hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
 
     @property
     def ordering(self) -> RowOrder | None:
         """How blocks order their rows; None where no column decides."""
         return self.order if self.by is None else RowOrder(column=self.by, kind="runs")
+
+
+def _named_values(value: Any) -> Any:
+    """The fields of a dataclass that count, by name; bytes as hexadecimal digits."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return {each.name: getattr(value, each.name) for each in fields(value) if each.name not in UNNAMED}
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:

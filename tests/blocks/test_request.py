@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
+from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
+from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.compute import run_block
-from feedline.blocks.request import Job
+from feedline.blocks.request import UNNAMED, Job, ReadEpochs, RowOrder
 from feedline.planning.plan import Plan
+from feedline.spec.expectations import Expectation
+from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.cache.cache_folder import CacheRef
+from feedline.warehouse.reading.sample import Sample
+from feedline.warehouse.reading.seen_rows import TableRows
+from feedline.warehouse.rebase.recorded_rows import Recording
+from feedline.warehouse.rebase.row_identity import Identity
 
 REF = CacheRef(folder="/nowhere", size=None, free=1 << 30, shared=False)
 
@@ -34,14 +44,102 @@ def plan(tmp_path: Path) -> Plan:
     return Pipeline.from_dict(document).plan()
 
 
-def test_a_job_without_a_cache_is_named_as_if_there_were_none(plan: Plan):
-    """Workers and recorded names know the digest of the other fields in their order."""
-    job = plan.job
-    assert job.cache is None
-    shown = ", ".join(f"{each.name}={getattr(job, each.name)!r}" for each in fields(Job) if each.repr)
-    assert repr(job) == f"Job({shown})"
-    assert "cache" not in [each.name for each in fields(Job) if each.repr]
-    assert job.digest == hashlib.blake2b(repr(job).encode(), digest_size=16).hexdigest()
+def full_job() -> Job:
+    """A job in which no field is empty."""
+    call = OpCall(op="clip", arguments='{"min": 0}', path=("features", 1), code="/pipelines")
+    source = FeatureInput(column="x", expr="x + 1", ops=(call,), known_as=("column", "x"), path=("features", "a"))
+    feature = FeatureSpec(
+        name="a",
+        group="dense",
+        column="x",
+        expr="x",
+        op=call,
+        inputs=(source,),
+        ops=(call,),
+        expect=(Expectation(measure="null_rate", sign="<=", value=0.5),),
+        dedup="user",
+        known_as=("column", "x"),
+        path=("features", "dense", "a"),
+    )
+    sample = Sample(fraction=0.5, where="x > 1", seed=3, key=("x",))
+    rows = TableRows(root="/table", sources=("/table/1",), where="x > 0", sample=sample)
+    key = ArtifactSetKey(
+        pipeline="p",
+        source=FitSource(table=("/table",), where="x > 0", sample="{}"),
+        shared_from="q",
+        root="/table",
+        redefined=(("a", "{}"),),
+    )
+    return Job(
+        features=(feature,),
+        schema=b"schema",
+        where="x > 0",
+        by="x",
+        environment=(("feedline", "1"), ("cpu", "avx2")),
+        artifacts=ArtifactSetRef(
+            folder="/work/artifacts",
+            manifest="0" * 64,
+            out_of_fold=True,
+            base_dir="/pipelines",
+            readings=(("items", "1" * 64),),
+            rows=rows,
+            request=key,
+        ),
+        sample=sample,
+        record=Recording(
+            identity=Identity(columns=(("id", "int"),), by=("x", "int"), kept="[]", unique=True), work_dir="/work"
+        ),
+        code=(RequiredFunction(op="f", function="m:f", folder="/pipelines", source="2" * 64),),
+        cache=CacheRef(folder="/cache", size=1, free=2, shared=False, write_budget=0.5),
+        auto=ReadEpochs(epochs=2, rows=3, row_groups=4, store_bytes=5),
+        order=RowOrder(column="y", kind="buckets", most=6, bounds=(7, 8)),
+    )
+
+
+def changes_of(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Values that differ from one in one place, each with the names of the fields that lead there."""
+    if is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            if each.init:
+                for names, other in changes_of(getattr(value, each.name)):
+                    yield (each.name, *names), replace(value, **{each.name: other})
+    elif isinstance(value, tuple):
+        yield (), (*value, *value[:1])
+        for index, item in enumerate(value):
+            for names, other in changes_of(item):
+                yield names, (*value[:index], other, *value[index + 1 :])
+    elif isinstance(value, bool):
+        yield (), not value
+    else:
+        assert value, "expected a job without empty fields"
+        yield (), value + (b"!" if isinstance(value, bytes) else "!" if isinstance(value, str) else 1)
+
+
+def test_a_jobs_name_covers_every_field_that_counts():
+    """Blocks that jobs share, and the jobs that workers keep, are found by it."""
+    job, changed = full_job(), set()
+    for names, other in changes_of(job):
+        changed.add(names)
+        assert (other.digest == job.digest) == (names[-1] in UNNAMED), names
+    assert {names[0] for names in changed} == {each.name for each in fields(Job) if each.init}
+    assert {names[-1] for names in changed} & UNNAMED == {"path"}
+    optional = ("sample", "record", "cache", "auto", "order", "where", "by")
+    assert len({job.digest, *(replace(job, **{name: None}).digest for name in optional)}) == 1 + len(optional)
+
+
+def test_a_path_is_a_position_in_pipeline_yaml():
+    """No other field of that name is left out of a job's name."""
+    kinds, waiting = set[type](), [full_job()]
+    while waiting:
+        value = waiting.pop()
+        inner = value if isinstance(value, tuple) else [getattr(value, each.name) for each in fields(value)]
+        waiting += [each for each in inner if isinstance(each, tuple) or is_dataclass(each)]
+        kinds |= {type(value)} if is_dataclass(value) else set()
+    assert {kind for kind in kinds if "path" in [each.name for each in fields(kind)]} == {
+        FeatureSpec,
+        FeatureInput,
+        OpCall,
+    }
 
 
 def test_the_cache_is_part_of_a_jobs_name(plan: Plan):

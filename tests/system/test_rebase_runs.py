@@ -185,7 +185,7 @@ def test_the_command_refuses(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
     place.forget()
     place.delete("ds=1/0.parquet")
     for words, status, text in (
-        (("p.yaml",), 2, "the state lacks snapshot"),
+        (("p.yaml",), 2, "the state's version is not supported: got 1, expected 2"),
         (("nowhere.json",), 2, "is not a state in JSON"),
         ((state,), 2, "cannot be matched with those delivered"),
         ((state, "--rewritten", "skip"), 2, "No such option: --rewritten"),

@@ -61,22 +61,14 @@ def test_the_state_is_a_few_plain_values(shared: FeedlineDataset, fresh: dict[st
     state = shared.state_dict()
     assert state == fresh
     assert list(state) == [
-        "version",
-        "snapshot",
-        "plan",
-        "features",
-        "seed",
-        "lanes",
-        "batch_size",
-        "epoch",
-        "step",
-        "environment",
+        *("version", "plan_version", "snapshot", "plan", "features", "epoch", "step"),
+        *("seed", "lanes", "batch_size", "window_rows", "window_blocks", "environment"),
     ]
     assert {type(value) for value in state.values()} == {int, str}
     assert json.loads(json.dumps(state)) == state
     torch.save(state, tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True) == state
-    assert len(json.dumps(state)) < 500
+    assert len(json.dumps(state)) < 600
 
 
 @pytest.mark.parametrize("step", [0, 1, 9, STEPS - 1])
@@ -272,7 +264,6 @@ def test_other_features_are_refused_unless_asked_for(place: Place, fresh: dict[s
         ({"plan_version": 3}, "the state's plan_version is not supported: got 3, expected 4"),
         ({"window_rows": -1}, "window_rows must be a non-negative integer: got -1"),
         ({"window_blocks": 2.5}, "window_blocks must be a non-negative integer: got 2.5"),
-        ({"window_rows": 12}, "the state belongs to another plan: "),
         ({"step": -1}, "step must be a non-negative integer: got -1"),
         ({"epoch": "1"}, "epoch must be a non-negative integer: got '1'"),
         ({"lanes": True}, "lanes must be a non-negative integer: got True"),
