@@ -18,7 +18,7 @@ ORDER = (
     *("run", "transform", "materialize", "rebase"),
     *("init", "generate", "fit", "optimize", "check", "snapshot"),
     *("plan", "head", "schema", "explain", "profile", "usage"),
-    *("scheduler", "worker", "jobs", "cache", "certs", "verify", "version"),
+    *("scheduler", "worker", "jobs", "cache", "certs", "version"),
 )
 
 # Commands that are declared in modules of their own: group, module and first sentence of the help.
@@ -85,11 +85,6 @@ ELSEWHERE = {
         OPERATE,
         "feedline.commands.cluster.certs",
         "Make a certificate authority, and certificates for a cluster's scheduler, workers and clients.",
-    ),
-    "verify": (
-        OPERATE,
-        "feedline.commands.verify",
-        "Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing.",
     ),
 }
 

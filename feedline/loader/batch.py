@@ -289,21 +289,3 @@ def _unpickled(
 def _copy_array(array: pa.Array) -> pa.Array:
     """A copy that does not refer to the slot."""
     return pa.concat_arrays([array, array.slice(0, 0)]) if len(array) else pa.array([], type=array.type)
-
-
-def digest_of(batch: Batch) -> str:
-    """A digest of all features of all rows in their order, and of which are padding: 16 hexadecimal digits.
-
-    The same on any device and for equal rows of any epoch and step; it reads the whole batch.
-    """
-    from feedline.loader.encoding.row_digests import (  # noqa: PLC0415 -- loads Polars, for receipts only
-        batch_digest,
-        row_digests,
-    )
-
-    here = batch.to("cpu")
-    root, layout = here._root, here._layout
-    assert root is not None
-    slot = SlotArrays(layout, here._read_header(), root)
-    rows = expand(encoded_rows(layout, pa.py_buffer(root)), layout.schema)
-    return batch_digest(row_digests(rows), slot.valid.astype(np.bool_))

@@ -22,7 +22,6 @@ from torch.utils.data import IterableDataset
 
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch
-from feedline.loader.batch_receipts import receipt_of
 from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
 from feedline.loader.dataset_messages import REPLACED, SHARED, print_ranks, print_rebase, warn_of_plan
 from feedline.loader.dataset_stats import MeasuredDataset
@@ -254,14 +253,6 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         self._epochs.begin(answer)
         here = resume["epoch"], resume["step"]
         self._progress = _Progress(answer, self._layout(answer), here, _Positions(here, here))
-
-    def receipt(self, batch: Batch) -> dict[str, Any]:
-        """Which rows this rank received: the state before the batch, the rank, and a digest of the batch.
-
-        Write one per batch, as a line of JSON: `feedline verify --receipts` compares them with the plan.
-        """
-        state = self._epochs.state(self._open(), batch.epoch, batch.step)
-        return receipt_of(batch, state, self._ranks, self._group)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Plan a column group: some of a pipeline's features, for the rows and steps of the plan of all of them.
 
-Runs in: the feeder, `Pipeline.batches`, `feedline verify`. Window and block sizes depend on the bytes that blocks
+Runs in: the feeder, `Pipeline.batches`. Window and block sizes depend on the bytes that blocks
 read per row: those of the plan of all features decide, or the groups of a job would not read the same rows.
 """
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from ringless_trainers import write_pipeline
+from row_digests import digest_of
 
 from feedline import Batch, Pipeline
-from feedline.loader.batch import digest_of
 
 COPIES: list[Callable[[Batch], Batch]] = [
     copy.copy,

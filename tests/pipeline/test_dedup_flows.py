@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, furnished, image
 from processes import ended_here
+from receipts import audit_receipts, receipt, receipt_of
 from rewritten import state_at
+from row_digests import digest_of
 from schedulers import local_cluster
 
 from feedline import FeedlineDataset, Pipeline, Table
 from feedline.errors import DataError, SpecError, StateError
-from feedline.loader.batch import Batch, digest_of
-from feedline.service.verify.receipts import Receipt, verify_receipts
+from feedline.loader.batch import Batch
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import generate_clicks
 
@@ -297,35 +297,21 @@ def test_feeders_deliver_the_planned_rows_to_two_ranks(place: Place, where: str)
         places = {"threads": {"threads": 1}, "processes": {"workers": 2, "threads": 1}}
         section = {"scheduler": cluster.scheduler_address} if cluster else places[where]
         pipeline(place, True, lanes=2, cluster=section, batch={"size": BATCH, "tail": "pad"}).fit()
-        receipts = place.folder / where
-        receipts.mkdir()
+        receipts = []
         for rank in range(2):
             with FeedlineDataset(path_of(place, True), rank=rank, world_size=2) as dataset:
-                lines = [json.dumps(dataset.receipt(batch)) + "\n" for batch in dataset]
-            (receipts / f"{rank}.jsonl").write_text("".join(lines))
-        run = ended_here("verify", path_of(place, True), "--receipts", receipts, "--json")
-    assert run.returncode == 0, run.stderr
-    facts = json.loads(run.stdout)
-    assert (facts["equal"], facts["count"], facts["again"], facts["batches"]) == (True, 0, [], 2 * len(lines))
+                receipts += [receipt_of(dataset, batch) for batch in dataset]
+    audit = audit_receipts(pipeline(place, True, lanes=2, batch={"size": BATCH, "tail": "pad"}), receipts)
+    assert (audit.differences, audit.missing, audit.again, audit.batches) == ([], [], [], len(receipts))
 
 
 def test_receipts_of_batches_are_those_of_their_rows(place: Place):
-    """A digest is of rows: the receipts of both pipelines are one another's, and `verify_receipts` finds them right."""
+    """A digest is of rows: the receipts of both pipelines are one another's, and the audit finds them right."""
     plain, dedup = both(place, batch={"size": 700, "tail": "pad"})
     dedup.fit()
     plan = dedup.plan()
-    receipts = [
-        Receipt(
-            state=state_at(plan, 0, batch.step),
-            rank=0,
-            world_size=1,
-            trainer=0,
-            rows=batch.rows,
-            digest=digest_of(batch),
-        )
-        for batch in dedup.batches(plan=plan)
-    ]
-    assert [each.digest for each in receipts] == [digest_of(batch) for batch in plain.batches()]
-    assert verify_receipts(receipts, dedup.plan_for).equal
-    receipts[1] = replace(receipts[1], digest=receipts[0].digest)
-    assert not verify_receipts(receipts, dedup.plan_for).equal
+    receipts = [receipt(batch, state_at(plan, 0, batch.step)) for batch in dedup.batches(plan=plan)]
+    assert [receipt["digest"] for receipt in receipts] == [digest_of(batch) for batch in plain.batches()]
+    assert audit_receipts(dedup, receipts).equal
+    receipts[1] = {**receipts[1], "digest": receipts[0]["digest"]}
+    assert not audit_receipts(dedup, receipts).equal

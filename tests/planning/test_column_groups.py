@@ -14,16 +14,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from cached_blocks import assert_same, blocks_of, counts_of
+from receipts import Steps, audit_receipts, receipt
 
 from feedline import Pipeline
 from feedline.errors import DataError, PlanError, SpecError, StateError
-from feedline.loader.batch import Batch, digest_of
+from feedline.loader.batch import Batch
 from feedline.loader.state import state_of
 from feedline.loader.wire.facts import Hello
 from feedline.planning.column_groups import plan_column_group
 from feedline.planning.mixing import MixingWindow
 from feedline.planning.plan import Plan, group_name
-from feedline.service.verify.receipts import Receipt, verify_receipts
 
 ROWS, SIZE = 2_000, 64
 FEATURES: dict[str, Any] = {
@@ -222,17 +222,9 @@ def test_groups_of_other_world_sizes_have_one_plan_if_the_lanes_allow_them(folde
 
 
 def receipts_of(pipeline: Pipeline, plan: Plan, names: list[str]) -> list[dict[str, Any]]:
-    """As `FeedlineDataset.receipt` makes them."""
-    group = {"column_group": [column.name for column in plan_column_group(plan, names).layout.schema]}
-    numbers = {"rank": 0, "world_size": 1, "trainer": 0}
+    features = [column.name for column in plan_column_group(plan, names).layout.schema]
     return [
-        {
-            **state_of(plan.facts(), batch.epoch, batch.step),
-            **numbers,
-            **group,
-            "rows": batch.rows,
-            "digest": digest_of(batch),
-        }
+        receipt(batch, state_of(plan.facts(), batch.epoch, batch.step), features=features)
         for batch in pipeline.batches(plan=plan, features=names)
     ]
 
@@ -241,22 +233,16 @@ def test_receipts_of_groups_are_compared_feature_by_feature(folder: Path):
     pipeline = pipeline_of(folder, **SHUFFLES[3])
     plan = pipeline.complete_plan()
     tower, server = (receipts_of(pipeline, plan, names) for names in (TOWER, SERVER))
-    found = verify_receipts([Receipt.from_json(each) for each in (*tower, *server)], pipeline.plan_for)
-    assert found.equal
-    assert not found.again, "a step that two groups received came once to each"
-    assert found.rows == 2 * ROWS
-    assert [run.text() for run in found.received] == [
-        f"epoch 0, steps 0 to 31, lanes 0, column group {name}"
-        for name in (group_name(plan_column_group(plan, names)) for names in (TOWER, SERVER))
-    ]
+    audit = audit_receipts(pipeline, [*tower, *server])
+    assert audit.equal
+    assert not audit.again, "a step that two groups received came once to each"
+    assert audit.rows == 2 * ROWS
+    assert audit.received == [Steps(0, 0, 31, (0,), tuple(group[0]["features"])) for group in (tower, server)]
     wrong = [*tower[:4], *tower[5:], {**tower[6], "digest": server[6]["digest"]}]
-    found = verify_receipts([Receipt.from_json(each) for each in (*wrong, *server)], pipeline.plan_for)
-    assert [run.text().partition(", col")[0] for run in found.missing] == ["epoch 0, step 4, lanes 0"]
-    assert [each.text().partition(" (")[0] for each in found.differences] == [
-        "epoch 0, step 6, rank 0 of 1, column group price, double …"
-    ]
-    with pytest.raises(StateError, match="a receipt's column_group must be a list of features: got 'price'"):
-        Receipt.from_json({**tower[0], "column_group": "price"})
+    audit = audit_receipts(pipeline, [*wrong, *server])
+    assert audit.missing == [Steps(0, 4, 4, (0,), tuple(tower[0]["features"]))]
+    [difference] = audit.differences
+    assert difference.startswith("epoch 0, step 6, rank 0 of 1: trainer 0 received other rows")
 
 
 def test_a_group_meets_only_the_errors_of_its_own_features(folder: Path):

@@ -14,10 +14,10 @@ from drawn_schedules import deliver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import Place
+from row_digests import digest_of
 
 from feedline import Pipeline
 from feedline.errors import StateError
-from feedline.loader.batch import digest_of
 from feedline.loader.state import state_of
 from feedline.planning import mixing
 from feedline.planning.mixing import FULL_LANES, RowBytes, block_sizes, choose_window

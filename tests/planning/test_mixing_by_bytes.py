@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from combinations import combinations
 from pipelines import Place
+from row_digests import digest_of
 
 from feedline import Pipeline
 from feedline.commands.plan.report import describe, plan_table
 from feedline.errors import StateError
-from feedline.loader.batch import digest_of
 from feedline.loader.state import state_of
 from feedline.planning import mixing
 from feedline.planning.mixing import MixingWindow

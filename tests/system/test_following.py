@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from growing_table import GrowingTable, ids_of
 from pipelines import descendants, eventually, furnished
-from processes import ended_here, running
+from processes import SUPPORT, ended_here, running
+from receipts import audit_receipts, receipt_of
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import BatchTimeoutError, PlanError, TableChangedError
-from feedline.service.verify.receipts import Receipt, verify_receipts
 
-TRAINING = Path(__file__).parent / "following_training.py"
+TRAINING = SUPPORT / "following_training.py"
 FOREVER = 10**6
 
 
@@ -61,7 +61,7 @@ def test_every_epoch_reads_what_had_landed_at_its_border(table: GrowingTable):
         batch = next(iterator)
         dataset.set_epoch(1)
         assert len(dataset) == -(-len(epochs[1]) // 8), "of another epoch than the running iterator's"
-        assert dataset.receipt(batch)["epoch"] == 0
+        assert receipt_of(dataset, batch)["state"]["epoch"] == 0
         first = ids_of([batch])
         del batch
         assert sorted(first + ids_of(iterator)) == epochs[0]
@@ -83,7 +83,7 @@ def test_new_rows_come_once_however_long_they_take(table: GrowingTable):
         for day in (3, 4, 5):
             found.append([])
             for batch in dataset:
-                receipts.append(Receipt.from_json(dataset.receipt(batch)))
+                receipts.append(receipt_of(dataset, batch))
                 found[-1] += ids_of([batch])
             if day < 5:
                 table.land(day)
@@ -93,9 +93,9 @@ def test_new_rows_come_once_however_long_they_take(table: GrowingTable):
         with pytest.raises(BatchTimeoutError, match=r"for files to land at the epoch's border: no new file has landed"):
             len(dataset)
         dataset._feed.timeout_s = None
-        findings = verify_receipts(receipts, Pipeline.from_yaml(path).plan_for)
-        assert findings.equal
-        assert [run.epoch for run in findings.received] == [0, 1, 2]
+        audit = audit_receipts(Pipeline.from_yaml(path), receipts)
+        assert audit.equal
+        assert [steps.epoch for steps in audit.received] == [0, 1, 2]
         table.land(1, 50, name=next(table.day(1).glob("*.parquet")).name)
         with pytest.raises(TableChangedError, match="was rewritten after epoch 0 had read it"):
             iter(dataset)
@@ -168,10 +168,10 @@ def test_no_row_is_lost_and_none_repeated(table: GrowingTable, landings: int, ki
         assert eventually(lambda: len(_delivered(logs)) == len(everything)), [each.text for each in programs]
     found = _delivered(logs)
     assert sorted(found) == everything
-    receipts = [Receipt.from_json(each["receipt"]) for log in logs for each in entries(log)]
-    findings = verify_receipts(receipts, Pipeline.from_yaml(path).plan_for)
-    assert findings.equal
-    assert findings.again == []
+    receipts = [each["receipt"] for log in logs for each in entries(log)]
+    audit = audit_receipts(Pipeline.from_yaml(path), receipts)
+    assert audit.equal
+    assert audit.again == []
 
 
 def _delivered(logs: list[Path]) -> list[int]:

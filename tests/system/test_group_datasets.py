@@ -21,12 +21,12 @@ import pytest
 import torch
 from pipelines import PATIENCE_S, Place, furnished, image
 from processes import ended_here, feedline, free_port, running
+from receipts import audit_receipts, receipt_of
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import SpecError
 from feedline.loader.batch import Batch
 from feedline.planning.column_groups import plan_column_group
-from feedline.service.verify.receipts import Receipt, verify_receipts
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "column_groups"
 TOWER, SERVER = ["dense", "label", "request_id"], ["categorical", "sparse"]
@@ -66,14 +66,14 @@ def test_two_groups_at_once_hold_aligned_steps_and_each_resumes_from_the_others_
         receipts, state = [], {}
         for step, (left, right) in enumerate(zip(tower, server, strict=True)):
             assert [image(left), image(right)] == [each[step] for each in wanted]
-            receipts += [tower.receipt(left), server.receipt(right)]
+            receipts += [receipt_of(tower, left), receipt_of(server, right)]
             if step == 9:
                 state = server.state_dict()
                 assert tower.state_dict() == state
                 grow(place)  # a new start would see it
         assert list(tower.quality) == ["dense_0", "dense_1", "clicked", "request_id"]
-        found = verify_receipts([Receipt.from_json(each) for each in receipts], Pipeline.from_yaml(path).plan_for)
-        assert (found.equal, found.batches, found.again) == (True, 2 * len(wanted[0]), [])
+        audit = audit_receipts(Pipeline.from_yaml(path), receipts)
+        assert (audit.equal, audit.batches, audit.again) == (True, 2 * len(wanted[0]), [])
         for dataset, group in ((tower, wanted[0]), (server, wanted[1])):
             dataset.load_state_dict(state)
             assert images(dataset) == group[10:]

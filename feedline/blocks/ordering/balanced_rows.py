@@ -1,6 +1,6 @@
 """Order a block's rows so that its part of every step has nearly the same share of all their elements.
 
-Runs in: the processes that compute blocks, and where plans, rebases and `verify` find the rows of a step. Pure.
+Runs in: the processes that compute blocks, and where plans and rebases find the rows of a step. Pure.
 
 A block hands out a part of its rows to each of many steps. Rows are dealt to these parts in rounds, the longest first,
 one row to each part in a round: the longest of the round to the part that is furthest below its share. What cannot be

@@ -1,6 +1,6 @@
 """Order a block's rows bucket after bucket, and within each as blocks without buckets are: permuted, or balanced.
 
-Runs in: the processes that compute blocks, and where plans and `verify` find the rows of a step. Pure. A block at the
+Runs in: the processes that compute blocks, and where plans find the rows of a step. Pure. A block at the
 border of a lane reads row groups of which other rows are the neighbour's: of each bucket those of some ordinals.
 """
 

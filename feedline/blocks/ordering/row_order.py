@@ -1,6 +1,6 @@
 """Order the rows of a block, as its job says: permuted, or by what a column holds.
 
-Runs in: the processes that compute blocks, and where plans, rebases and `verify` find the rows of a step. Pure: the
+Runs in: the processes that compute blocks, and where plans and rebases find the rows of a step. Pure: the
 same values and request give the same order on every machine. An index may name some of the rows that are read, or one
 of them more than once.
 """

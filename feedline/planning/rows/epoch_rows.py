@@ -1,6 +1,6 @@
 """Find the rows of the tables that each step of an epoch holds, of one source or of several.
 
-Runs in: the CLI (`plan --step`, `verify`). Of several sources, a lane's rows of a step are those of the first source,
+Runs in: the CLI (`plan --step`). Of several sources, a lane's rows of a step are those of the first source,
 then those of the next, each from its own pass (`StepRows`).
 """
 

@@ -1,6 +1,6 @@
 """Read the rows of one row group that a plan selects, in another way than blocks do, so that a fault of theirs shows.
 
-Runs in: the CLI (`plan --step`, `verify`). pyarrow reads the row group at once, and the conditions of filter and sample
+Runs in: the CLI (`plan --step`). pyarrow reads the row group at once, and the conditions of filter and sample
 are evaluated for each of its rows. Only what the file does not store in the table's type (partition keys, parts of maps
 and structs, columns of older types) comes from the reader of blocks.
 """

@@ -1,6 +1,6 @@
 """Find the rows of the table that each step of an epoch holds, from the plan alone.
 
-Runs in: the CLI (`plan --step`, `verify`). A lane's share of a step is cut from blocks; a block's rows are the rows of
+Runs in: the CLI (`plan --step`). A lane's share of a step is cut from blocks; a block's rows are the rows of
 its pieces, laid end to end and put into their order. Only an order that a column decides reads the table: that column.
 """
 

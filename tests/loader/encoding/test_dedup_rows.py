@@ -13,8 +13,9 @@ import torch
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from row_digests import digest_of
 
-from feedline.loader.batch import Batch, digest_of
+from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows, expand, slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout

@@ -6,14 +6,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from mixed_tables import NAMES, ids_of, mixed_pipeline, write_tables
+from receipts import ExpectedRows
+from row_digests import batch_digest, digest_of
 
 from feedline import Pipeline
 from feedline.errors import PlanError
-from feedline.loader.batch import digest_of
-from feedline.loader.encoding.row_digests import batch_digest
 from feedline.planning.rows.epoch_rows import EpochRows
 from feedline.planning.rows.kept_rows import read_kept_rows
-from feedline.service.verify.expected import ExpectedRows
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +46,11 @@ def test_located_rows_are_those_of_the_batches(pipeline: Pipeline):
 
 def test_receipts_of_a_mix_have_the_digests_of_the_plan(pipeline: Pipeline):
     plan = pipeline.plan()
-    expected = ExpectedRows(plan, 0)
+    expected = ExpectedRows(plan)
     for rank in range(2):
         for batch in pipeline.batches(0, rank, 2, plan=plan):
-            step = expected.of_rank(batch.step, rank, 2)
-            assert batch_digest(step.digests, step.rows.valid) == digest_of(batch)
+            rows, digests = expected.of_rank(0, batch.step, rank, 2)
+            assert batch_digest(digests, rows.valid) == digest_of(batch)
 
 
 def test_an_unknown_step_is_refused(pipeline: Pipeline):

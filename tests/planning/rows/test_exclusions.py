@@ -22,7 +22,7 @@ from feedline.errors import DataError, SpecError, StateError
 from feedline.loader.state import state_of
 from feedline.planning.column_groups import plan_column_group
 from feedline.planning.plan import Plan
-from feedline.service.verify.expected import RowGroupDigests
+from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.warehouse.selection.exclusion import Exclusion
 
 
@@ -68,8 +68,8 @@ def test_ranks_stay_even_and_every_good_row_comes_once(table: BadTable, tail: st
         {"max_tokens": 48, "buckets": [2, 6], "length": "history"},  # excluded rows alone are longer
     ],
 )
-def test_plan_and_verify_name_the_rows_that_come(table: BadTable, batch: dict[str, Any]):
-    """`plan --step` places rows in files, and what `verify` expects of a row group has its good rows alone."""
+def test_a_step_names_the_rows_that_come(table: BadTable, batch: dict[str, Any]):
+    """`plan --step` places rows in files, and what it reads of a row group has its good rows alone."""
     pipeline = table.excluding(batch=batch)
     plan = pipeline.plan()
     for step in (0, 7, plan.schedule(0).steps - 1):
@@ -80,8 +80,7 @@ def test_plan_and_verify_name_the_rows_that_come(table: BadTable, batch: dict[st
             found |= dict(zip(part["positions"], rows.take(part["rows"]).to_pylist(), strict=True))
         ids, _ = ids_of(pipeline, plan, 0, step, step + 1)
         assert [found[place] for place in range(len(ids))] == ids
-    digests = RowGroupDigests(plan)
-    sizes = [len(digests.of(group)) for group in range(len(plan.selection.rows))]
+    sizes = [len(read_kept_rows(plan, group, ["id"]).rows) for group in range(len(plan.selection.rows))]
     assert sizes == plan.selection.rows.tolist()
 
 

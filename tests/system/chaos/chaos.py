@@ -7,7 +7,7 @@
     python tests/system/chaos/chaos.py FOLDER --mixed                     of two tables, one of which grows, balanced
 
 Faults hit a random victim; meanwhile the number of workers follows the demand, up to a limit that varies. At the end
-of each run both trainers finish an epoch, and `feedline verify` compares the receipts of all starts with the plan.
+of each run both trainers finish an epoch, and the receipts of all starts are compared with the plan.
 
 FOLDER/faults.jsonl gets a line per fault, FOLDER/runs.jsonl one per run, with the audit's findings; the files of a run
 that failed stay in FOLDER/SEED. Called again, it goes on with the first seed that has not passed. Prints as JSON
@@ -28,16 +28,17 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 from deployment import Deployment, pick
 from pipelines import Place, furnished
-from processes import ended_here
 from proxy import Proxy
+from receipts import Audit, Steps, audit_receipts, read_receipts
 
+from feedline import Pipeline
 from feedline.warehouse.cache.maintenance import verify_entries
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import generate_clicks
@@ -190,8 +191,8 @@ def chaos(
     land: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Go through these faults, or so many random ones, then to the end of an epoch; what `feedline verify` found, and
-    `problems`, of which a run should have none.
+    """Go through these faults, or so many random ones, then to the end of an epoch; counts, and `problems`, of which a
+    run should have none.
 
     options: of `Deployment`. disk: the folder of `work_dir` if it is a file system of its own. batches: that each rank
     gets before a fault counts as overcome. record: gets each fault, with its recovery time. only: how the kinds of
@@ -214,11 +215,12 @@ def chaos(
             undo()
         deployment.close()
     left = [str(file) for file in place.work.rglob("*") if file.suffix in UNFINISHED]
-    audit = ended_here("verify", deployment.path, "--receipts", deployment.receipts, "--json")
-    findings = json.loads(audit.stdout) if audit.stdout else {"error": audit.stderr}
-    problems = _problems(findings, last, deployment.starts["trainer"], _steps(deployment.receipts))
+    receipts = read_receipts(*sorted(deployment.receipts.glob("*.jsonl")))
+    audit = audit_receipts(Pipeline.from_yaml(deployment.path), receipts)
+    problems = _problems(audit, last, deployment.starts["trainer"], _steps(deployment.receipts))
     return {
-        **findings,
+        "rows": audit.rows,
+        "again": [asdict(steps) for steps in audit.again],
         "problems": problems + [f"unfinished: {file}" for file in left],
         "faults": dict(chaos.counts),
         "starts": dict(deployment.starts),
@@ -237,23 +239,18 @@ def _steps(receipts: Path) -> dict[int, set[int]]:
     return steps
 
 
-def _problems(findings: dict[str, Any], last: int, starts: int, steps: dict[int, set[int]]) -> list[str]:
+def _problems(audit: Audit, last: int, starts: int, steps: dict[int, set[int]]) -> list[str]:
     """What is not as planned: every epoch from its first step to its last one, on every lane, and nothing twice but
     the batch after which a trainer was killed before it had saved its state."""
-    if "error" in findings:
-        return [findings["error"]]
     if sorted(steps) != list(range(last + 1)) or any(len(told) > 1 for told in steps.values()):
         return [f"epochs and their steps: {dict(steps)}, up to epoch {last}"]
-    problems = [f"{name}: {findings[name]}" for name in ("differences", "missing", "unreadable") if findings[name]]
-    planned = [
-        {"epoch": epoch, "first": 0, "last": max(steps[epoch]) - 1, "lanes": [0, 1, 2, 3], "column_group": ""}
-        for epoch in range(last + 1)
-    ]
-    if findings["received"] != planned:
-        problems.append(f"received: {[each for each in findings['received'] if each not in planned]}")
-    again = sum(each["last"] - each["first"] + 1 for each in findings["again"])
+    problems = [*audit.differences, *(f"missing: {gap}" for gap in audit.missing)]
+    planned = [Steps(epoch, 0, max(steps[epoch]) - 1, (0, 1, 2, 3)) for epoch in range(last + 1)]
+    if audit.received != planned:
+        problems.append(f"received: {[run for run in audit.received if run not in planned]}")
+    again = sum(run.last - run.first + 1 for run in audit.again)
     if again > starts:
-        problems.append(f"{again} batches again, of {starts} starts: {findings['again']}")
+        problems.append(f"{again} batches again, of {starts} starts: {audit.again}")
     return problems
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 from pipelines import Place, eventually
-from processes import Program, free_port
+from processes import SUPPORT, Program, free_port
 from proxy import Proxy
 
 RANKS = 2
@@ -147,7 +147,7 @@ class Deployment:
         self.starts["trainer"] += 1
         words = [
             sys.executable,
-            str(Path(__file__).with_name("receipt_trainer.py")),
+            str(SUPPORT / "receipt_trainer.py"),
             str(self.path),
             str(self.receipts),
         ]

@@ -14,7 +14,7 @@ import pytest
 from deployment import SMALL
 from distributed import Client
 from pipelines import Place, eventually, furnished
-from processes import feedline, free_port, running
+from processes import SUPPORT, feedline, free_port, running
 
 from feedline.loader.ring.status_files import live_statuses
 
@@ -72,7 +72,7 @@ def test_a_job_that_is_killed_leaves_nothing(place: Place):
             receipts = place.folder / f"receipts {number}"
             receipts.mkdir()
             with running(
-                sys.executable, Path(__file__).with_name("receipt_trainer.py"), path, receipts, env={**own, **RANK}
+                sys.executable, SUPPORT / "receipt_trainer.py", path, receipts, env={**own, **RANK}
             ) as trainer:
                 written = receipts / "0.jsonl"
                 assert eventually(lambda file=written: file.exists() and file.stat().st_size > 5000), trainer.text

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from receipts import receipt_of
+
 from feedline import FeedlineDataset
 
 STEP_S = 0.01  # as if it computed something
@@ -39,7 +41,7 @@ def main() -> None:
                 if not number:
                     with open(steps, "ab", buffering=0) as known:
                         known.write(json.dumps([batch.epoch, dataset.facts["steps"]]).encode() + b"\n")
-                log.write(json.dumps(dataset.receipt(batch)).encode() + b"\n")
+                log.write(json.dumps(receipt_of(dataset, batch)).encode() + b"\n")
                 draft = state.with_suffix(".draft")
                 draft.write_text(json.dumps(dataset.state_dict(after=batch)))
                 draft.replace(state)

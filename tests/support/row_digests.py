@@ -1,6 +1,6 @@
 """Digest each row of a batch: 64 bits that tell rows apart by all their features, wherever the rows stand.
 
-Runs in: the trainer (receipts) and `feedline verify`. The digest of a row is the sum, modulo 2**64, of a hash of each
+The digest of a row is the sum, modulo 2**64, of a hash of each
 feature's value, seeded with the feature's place: of the bits of numbers (so 0.0 and -0.0 differ), of each value of a
 list with its index, and its weight. It covers no padding between tensors and no position, so equal rows have equal
 digests in any batch, lane and world size.
@@ -12,11 +12,14 @@ import itertools
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
 from feedline.hashing import GOLDEN, Words, hash_words, key_hash
-from feedline.loader.encoding.encoded_rows import EncodedRows
+from feedline.loader.batch import Batch
+from feedline.loader.encoding.encoded_rows import EncodedRows, expand
+from feedline.loader.encoding.slot import SlotArrays, encoded_rows
 
 _WEIGHT_SEED = 1 << 32  # apart from the seeds of features, which count from 0
 
@@ -39,6 +42,15 @@ def batch_digest(digests: Words, valid: NDArray[np.bool_]) -> str:
     whole = xxhash.xxh3_64(np.ascontiguousarray(digests).tobytes())
     whole.update(np.ascontiguousarray(valid, np.bool_).tobytes())
     return whole.hexdigest()
+
+
+def digest_of(batch: Batch) -> str:
+    """A digest of all features of all rows in their order, and of which are padding: the same on any device and for
+    equal rows of any epoch and step."""
+    here = batch.to("cpu")
+    slot = SlotArrays(here._layout, here._read_header(), here._root)
+    rows = expand(encoded_rows(here._layout, pa.py_buffer(here._root)), here._layout.schema)
+    return batch_digest(row_digests(rows), slot.valid.astype(np.bool_))
 
 
 def _bits(values: NDArray[np.generic]) -> Words:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from receipts import receipt_of
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -47,7 +48,7 @@ def train_on_mesh(path: str) -> dict[str, Any]:
     size = distributed.get_world_size()
     mesh = init_device_mesh("cpu", (max(1, size // 2), min(2, size)), mesh_dim_names=("dp", "tp"))
     with FeedlineDataset(path, mesh=mesh["dp"]) as dataset:
-        receipts = [dataset.receipt(batch) for batch in dataset]
+        receipts = [receipt_of(dataset, batch) for batch in dataset]
         return {"receipts": receipts, "state": dataset.state_dict(), "source": dataset._ranks.source}
 
 

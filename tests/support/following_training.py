@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from receipts import receipt_of
+
 from feedline import FeedlineDataset
 
 
@@ -32,7 +34,7 @@ def main(path: str, log: Path, epochs: int, rank: int, world_size: int) -> None:
         while len(dataset):
             for batch in dataset:
                 ids = batch["id"][batch.valid].tolist()
-                message = {"epoch": batch.epoch, "step": batch.step, "ids": ids, "receipt": dataset.receipt(batch)}
+                message = {"epoch": batch.epoch, "step": batch.step, "ids": ids, "receipt": receipt_of(dataset, batch)}
                 lines.write(json.dumps({**message, "state": dataset.state_dict(after=batch)}) + "\n")
                 lines.flush()
             if batch.epoch + 1 == epochs:

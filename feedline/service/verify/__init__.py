@@ -1,1 +1,0 @@
-"""Compare what trainers received with the plan; see docs/training.md."""
