@@ -82,20 +82,17 @@ class _Variables:
     local_rank: str | None = None
     local_ranks: str | None = None
 
-    @classmethod
-    def prefixed(cls, prefix: str) -> _Variables:
-        """Names such as `PREFIX_RANK`, `PREFIX_LOCAL_SIZE`."""
-        return cls(f"{prefix}_RANK", (f"{prefix}_SIZE",), f"{prefix}_LOCAL_RANK", f"{prefix}_LOCAL_SIZE")
-
 
 _TORCH = _Variables("RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _MPI = (
-    _Variables.prefixed("OMPI_COMM_WORLD"),
-    _Variables.prefixed("MV2_COMM_WORLD"),
+    _Variables(  # Open MPI
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
     _Variables("PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI, Cray
     _Variables("PMIX_RANK", ()),
-    _Variables.prefixed("JSM_NAMESPACE"),
-    _Variables.prefixed("HOROVOD"),
 )
 _SLURM = _Variables("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_LOCALID")
 

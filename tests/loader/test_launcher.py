@@ -33,20 +33,6 @@ OPEN_MPI = {
     "PMIX_RANK": "5",
 }
 HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-MVAPICH = {
-    "MV2_COMM_WORLD_RANK": "5",
-    "MV2_COMM_WORLD_SIZE": "8",
-    "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
-}
-JSRUN = {
-    "JSM_NAMESPACE_RANK": "5",
-    "JSM_NAMESPACE_SIZE": "8",
-    "JSM_NAMESPACE_LOCAL_RANK": "1",
-    "JSM_NAMESPACE_LOCAL_SIZE": "4",
-    "PMIX_RANK": "5",
-}
-HOROVOD = {"HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4"}
 LAUNCHERS = {
     "torchrun": TORCHRUN,
     "a launcher that sets torch's variables": {k: v for k, v in TORCHRUN.items() if k != "TORCHELASTIC_RUN_ID"},
@@ -61,10 +47,6 @@ LAUNCHERS = {
     "mpirun, whose daemons srun starts": {**OPEN_MPI, **SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
     "mpirun, one rank per daemon": {**OPEN_MPI, **SLURM, "SLURM_PROCID": "2"},
     "mpiexec": HYDRA,
-    "mpirun_rsh": MVAPICH,
-    "mpiexec of MVAPICH": {**MVAPICH, **HYDRA},
-    "jsrun": JSRUN,
-    "horovodrun": HOROVOD,
     "torchrun on each node of an srun": {**TORCHRUN, **SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
     "torchrun, one per task, its own order": {**TORCHRUN, **SLURM, "SLURM_PROCID": "2"},
     "torchrun --standalone in each task of a srun --mpi=pmix": {**TORCHRUN, **SLURM, "PMIX_RANK": "1"},
@@ -112,7 +94,6 @@ UNKNOWN = {
     "Slurm's size alone": {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"},
     "Open MPI's size alone": {"OMPI_COMM_WORLD_SIZE": "8"},
     "a size of MPICH alone": {"PMI_SIZE": "2"},
-    "MVAPICH's size alone": {"MV2_COMM_WORLD_SIZE": "2"},
     "PMIx' rank alone": {"PMIX_RANK": "0"},
     "a rank of MPICH alone": {"PMI_RANK": "3"},
     "a neighbour on this host": {"LOCAL_RANK": "1"},
