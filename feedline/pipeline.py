@@ -17,7 +17,6 @@ from feedline.fitting.reduction import Workers, threads_here
 from feedline.fitting.row_check import MAX_SHARE, RowBudget, RowReport, find_exclusion
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
-from feedline.loader.notebook.pipeline_table import pipeline_table
 from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.wire.facts import Hello
@@ -80,9 +79,6 @@ class Pipeline:
     def json_schema() -> dict[str, Any]:
         """The JSON Schema of pipeline.yaml, ops included."""
         return json_schema(op_schema())
-
-    def _repr_html_(self) -> str:
-        return pipeline_table(self.spec)
 
     # -- planning -------------------------------------------------------------------------------------------------
 

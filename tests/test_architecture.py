@@ -61,7 +61,6 @@ INSIDE = {
     ],
     "transforms": [{"values"}, {"kernels"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],
     "loader": [
-        {"notebook"},
         {"encoding", "launcher"},
         {"wire"},
         {"limits"},

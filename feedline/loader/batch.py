@@ -19,7 +19,6 @@ from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
 from feedline.loader.encoding.sparse_features import SparseFeatures
-from feedline.loader.notebook.batch_table import batch_table
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.tensors.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
 from feedline.loader.tensors.device_bytes import DeviceBytes, copy_pieces, cut_pieces
@@ -170,9 +169,8 @@ class Batch(KeyedTensors):
         """Every feature by name."""
         return dict(self.items())
 
-    def _repr_html_(self) -> str:
-        """For notebooks: names, shapes, dtypes, ranges and the first rows."""
-        return batch_table(self)
+    def __repr__(self) -> str:
+        return f"<Batch of epoch {self.epoch}, step {self.step}: {self.rows} rows, {len(self.schema)} features>"
 
     def is_pinned(self) -> bool:
         """Whether the memory is pinned, so that copies to a GPU can be asynchronous."""

@@ -263,7 +263,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
 
     @property
     def plan(self) -> PlanFacts:
-        """The plan's facts as a value, which a notebook shows as a table."""
+        """The plan's facts as a value."""
         return self._open().facts
 
     @property

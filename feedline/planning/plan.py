@@ -260,9 +260,6 @@ class Plan(BoundTable):
         name = self.snapshot.id if self.border is None else self.border.name
         return name if self.rebase is None else f"{name}+{self.rebase.id}"
 
-    def _repr_html_(self) -> str:
-        return self.facts()._repr_html_()
-
     def facts(self) -> PlanFacts:
         """The facts that a trainer needs; `steps` and rows are those of a whole epoch."""
         return _plan_facts(self)

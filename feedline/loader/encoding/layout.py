@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.loader.encoding.sparse_features import SparseFeatures
-from feedline.loader.notebook.notebook_table import notebook_table
 
 ALIGNMENT_BYTES = 64
 MAGIC = 0x31454E494C444545  # "EEDLINE1", little-endian: a slot of another layout is refused, not misread
@@ -86,24 +85,6 @@ class BatchSchema:
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
-
-    def _repr_html_(self) -> str:
-        """For notebooks: a row per feature."""
-        headings = ("feature", "group", "dtype", "width", "offset", "embeddings", "dedup", "ops")
-        rows = [
-            (
-                each.name,
-                each.group,
-                each.dtype or each.arrow,
-                each.width,
-                each.offset,
-                each.num_embeddings,
-                each.dedup,
-                each.chain,
-            )
-            for each in self.columns
-        ]
-        return notebook_table(f"{len(self):,} features", headings, rows)
 
     @cached_property
     def _by_name(self) -> dict[str, SlotColumn]:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.notebook.notebook_table import notebook_table
 from feedline.progress import Progress
 
 # A feeder's events are lines on its standard output that begin so; the other lines are the libraries'.
@@ -169,19 +168,6 @@ class PlanFacts:
     column_group: ColumnGroup | None = None
     epoch: int | None = None
     buckets: tuple[BucketFacts, ...] = ()
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the plan's counts and fingerprints, its sources, and what is to be noted."""
-        batch = f"{self.batch_size:,} rows per lane and step"
-        facts = [
-            *(("rows", self.rows), ("rows dropped", self.rows_dropped), ("steps of an epoch", self.steps)),
-            *(("lanes", self.lanes), ("batch", batch), ("features", len(self.schema)), ("seed", self.seed)),
-            *((f"source {each.name}", f"{each.rows:,} rows, {each.passes:.3g} passes") for each in self.sources),
-            *(("bad file", each.path) for each in self.bad_files),
-            *(("note", each) for each in (*self.nulls, *self.absent)),
-            *(("snapshot", self.snapshot), ("plan", self.plan), ("features of the plan", self.features)),
-        ]
-        return notebook_table("plan", ("fact", "value"), facts)
 
     def bounds(self, world_size: int) -> dict[int, int]:
         """The bound of each bucket by the rows of its batches on a rank; empty without buckets."""

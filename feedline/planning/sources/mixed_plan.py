@@ -110,9 +110,6 @@ class MixedPlan(MixedSources):
         plan, own, number = self._place(block, epoch)
         return replace(plan.request(own, number), epoch=epoch)
 
-    def _repr_html_(self) -> str:
-        return self.facts()._repr_html_()
-
     def facts(self) -> PlanFacts:
         """The facts that a trainer needs."""
         return mixed_facts(self)

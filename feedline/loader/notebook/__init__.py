@@ -1,1 +1,0 @@
-"""Tables of HTML, as which notebooks show batches, schemas and plans."""
