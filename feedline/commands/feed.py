@@ -27,9 +27,8 @@ from feedline.commands.exit_status import end_with
 from feedline.commands.feeder_sessions import FeederSessions, FeedRequest, open_sessions
 from feedline.errors import FeederError, FeedlineError, SpecError
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
-from feedline.loader.ring.host_feeder import HostListener
 from feedline.loader.ring.launch import LOCK_S
-from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
+from feedline.loader.ring.rendezvous import HostListener, Listener, job_fingerprint, socket_path
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.facts import FeederEvent, Hello
 from feedline.loader.wire.ring_messages import FeederFailure

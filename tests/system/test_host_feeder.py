@@ -22,7 +22,7 @@ from processes import all_gone, trainer
 from feedline import FeedlineDataset
 from feedline.errors import FeederError
 from feedline.loader.launcher import meeting_name
-from feedline.loader.ring import host_feeder
+from feedline.loader.ring import feeder_source
 from feedline.loader.ring.launch import HostLaunch, feeder_command
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.ring_messages import EpochDone
@@ -184,7 +184,7 @@ def test_each_rank_may_have_its_own_feeder(place: Place, caplog: pytest.LogCaptu
     """By pipeline.yaml; and with one line each where there is no folder in which ranks can meet."""
     with both(place.write(feeder="rank")) as stack:
         assert len({dataset.facts["feeder"] for dataset in stack.datasets}) == RANKS
-    monkeypatch.setattr(host_feeder, "runtime_dir", _no_folder)
+    monkeypatch.setattr(feeder_source, "runtime_dir", _no_folder)
     path = place.write()
     with both(path) as stack:
         assert [[image(batch) for batch in dataset] for dataset in stack.datasets] == expected(path)
@@ -220,18 +220,18 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
     )
 
     def start(launch: str, command: str) -> psutil.Process:
-        earlier = list(host_feeder._started.values())
+        earlier = list(feeder_source._started.values())
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FEEDLINE_COMMAND", command)
             counts = {"world_size": RANKS, "local_ranks": RANKS, "cores": 1}
             command = feeder_command(load_spec(path), ranks=(), **counts)
             name, round = meeting_name(launch, RANKS, {})
-            feeder = host_feeder.attach(
+            feeder = feeder_source.attach(
                 HostLaunch(name=name, round=round, command=command), reported=set(), unless=lambda: False
             )
             feeder.channel.close()
             feeder.end()
-            (process,) = [each for each in host_feeder._started.values() if each not in earlier]
+            (process,) = [each for each in feeder_source._started.values() if each not in earlier]
             return psutil.Process(process.pid)
 
     killed = start("one", f"{sys.executable} -c 'import time; time.sleep(60)'")

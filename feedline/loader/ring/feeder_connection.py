@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from feedline.errors import BatchTimeoutError, FeederError, FeedlineError, from_wire
 from feedline.loader.ring.channel import Channel, ChannelClosedError
-from feedline.loader.ring.feeder_source import Feeder, FeederSource, RunFeeder
-from feedline.loader.ring.host_feeder import HostFeeder
+from feedline.loader.ring.feeder_source import Feeder, FeederSource, HostFeeder, RunFeeder
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room

@@ -1,9 +1,9 @@
-"""Start a feeder process for a trainer, and report why it died.
+"""The command that starts a feeder process, its environment and its log.
 
-Runs in: the trainer; `shorten_log` in the feeder. The feeder is `python -m feedline feed` (or FEEDLINE_COMMAND), and
-ends with its connection. It gets the spec that its trainer holds, on standard input: the file and variables may have
-changed since, and every user of the host can read arguments, which must hold no credentials. The end of its log is
-shown if it dies.
+Runs in: the trainer and `feedline run`; `shorten_log` in the feeder. The feeder is `python -m feedline feed` (or
+FEEDLINE_COMMAND). It gets the spec that its trainer holds, on standard input: the file and variables may have changed
+since, and every user of the host can read arguments, which must hold no credentials. The end of its log is shown if it
+dies.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ from typing import IO, Any
 
 from feedline.errors import FeederError
 from feedline.loader.launcher import RankInfo, meeting_name
-from feedline.loader.ring.channel import pair
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
-from feedline.loader.ring.status_files import sweep_statuses
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.cgroups import available_cores, available_memory_bytes, launcher_affinity, rank_cores
 from feedline.resources.instructions import choose_cpu, cpu_environment
-from feedline.resources.scratch import SCRATCH_VARIABLE, ScratchFolder, make_scratch
+from feedline.resources.scratch import SCRATCH_VARIABLE, ScratchFolder
 from feedline.spec import PipelineSpec
 
 COMMAND_VARIABLE = "FEEDLINE_COMMAND"
 # After so many deaths without a batch in between, another feeder would die as well.
 FUTILE_DEATHS = 3
-# A serving feeder ends within a second of its connection; a planning one needs SIGTERM.
-_NOTICE_S, _EXIT_S = 2.0, 5.0
+# A feeder that was sent SIGTERM ends within this time.
+EXIT_S = 5.0
 # One that starts a cluster of a class waits until it has started, and undoes it.
 _PROVIDER_EXIT_S = 45.0
 _LAST_WORDS_BYTES = 4000
@@ -51,6 +49,21 @@ _LOG_NAME = "feeder.log"
 LOG_BYTES, LOG_KEPT_BYTES = 16 * 2**20, 2**20
 
 
+@dataclass(slots=True)
+class FeederDeaths:
+    """The feeders of some ranks that died one after the other: how many in all, and how many since the last batch."""
+
+    total: int = 0
+    futile: int = 0
+
+    def add(self, *, had_batch: bool) -> bool:
+        """Count one. had_batch: whether one came since the last death. Returns whether another is to be started; after
+        three deaths without a batch it would die as well."""
+        self.total += 1
+        self.futile = 1 if had_batch else self.futile + 1
+        return self.futile < FUTILE_DEATHS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederCommand:
     """How to start a feeder: arguments after `python -m feedline feed`, its pipeline as `PipelineSpec.packed`,
@@ -59,26 +72,22 @@ class FeederCommand:
     arguments: Sequence[str]
     pipeline: bytes
     environment: Mapping[str, str]
-    exit_s: float = _EXIT_S
+    exit_s: float = EXIT_S
 
     def start(
-        self, words: Sequence[str], *, scratch: ScratchFolder, log: IO[bytes], descriptors: Sequence[int]
-    ) -> subprocess.Popen[bytes]:
-        """Start a feeder in its own session: signals to this process's group do not reach it.
-
-        words: further arguments. descriptors: those that it inherits. Raises FeederError if it cannot be started.
-        """
+        self, words: Sequence[str], *, scratch: ScratchFolder, descriptors: Sequence[int] = (), **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a feeder. words: further arguments. descriptors: those that it inherits. options: of Popen. Raises
+        FeederError if it cannot be started."""
         line = [*feeder_words(os.environ), *self.arguments, "--scratch", scratch.path, *words]
         try:
             with standard_input(self.pipeline) as pipeline:
                 return subprocess.Popen(
                     line,
                     stdin=pipeline,
-                    stdout=log,
-                    stderr=log,
                     pass_fds=[*descriptors, scratch.lock],
                     env={**os.environ, **self.environment, SCRATCH_VARIABLE: scratch.path},
-                    start_new_session=True,
+                    **options,
                 )
         except OSError as error:
             raise FeederError(f"the feeder cannot be started: {error}. See {COMMAND_VARIABLE}") from error
@@ -131,49 +140,6 @@ class FeederAccess:
     command: FeederCommand
     attach_paths: Sequence[Path] = ()
     host: HostLaunch | None = None
-
-
-class FeederProcess:
-    """A feeder of one rank, started by this process. restarts: feeders before it that died."""
-
-    def __init__(self, command: FeederCommand, *, restarts: int = 0) -> None:
-        self._scratch = make_scratch()
-        self._exit_s = command.exit_s
-        self.channel, theirs = pair()
-        self.log_path = log_path(self._scratch.path)
-        self._log = open(self.log_path, "a+b", buffering=0)  # noqa: SIM115 -- open for as long as the process
-        words = ["--parent", str(os.getpid()), "--fd", str(theirs.fileno()), "--restarts", str(restarts)]
-        try:
-            self._process = command.start(words, scratch=self._scratch, log=self._log, descriptors=[theirs.fileno()])
-        except BaseException:
-            self._release()
-            self.channel.close()
-            raise
-        finally:
-            theirs.close()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def last_words(self) -> str:
-        """The end of the feeder's log, and its exit status."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_S)
-        return f"{end_of_log(self._log)}\n(exit status {self._process.returncode})"
-
-    def end(self) -> None:
-        """Wait for the process, whose connection is closed; send SIGTERM after 2 s, SIGKILL after `exit_s`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_NOTICE_S)
-        self._process.terminate()
-        await_end(self._process, within_s=self._exit_s)
-        self._release()
-
-    def _release(self) -> None:
-        self._log.close()
-        self._scratch.remove()
-        sweep_statuses()
 
 
 def end_of_log(log: IO[bytes]) -> str:
@@ -236,7 +202,7 @@ def feeder_command(
         arguments=[str(Path(spec.file).absolute()), *words, *(str(word) for item in counts.items() for word in item)],
         pipeline=spec.packed(),
         environment=feeder_environment(spec, cores=cores),
-        exit_s=_PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S,
+        exit_s=_PROVIDER_EXIT_S if spec.cluster.kind == "provider" else EXIT_S,
     )
 
 

@@ -1,4 +1,4 @@
-"""The sockets through which trainers find feeders: those of `feedline run`, named by job and rank.
+"""The sockets through which trainers find feeders: those of `feedline run`, named by job and rank, and of a host.
 
 Runs in: both. The sockets are in a private folder (mode 0700) below XDG_RUNTIME_DIR, or, if that is unusable (under
 Slurm it often names a folder of the login host), below the folder for temporary files; a trainer looks in both. A
@@ -279,6 +279,51 @@ class Listener:
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
         return lock
+
+
+class HostListener:
+    """The feeder's end: accepts trainers, and owns the lock until it is closed."""
+
+    def __init__(self, path: Path, *, listening: int, lock: int) -> None:
+        self._path = path
+        self._lock = lock
+        for descriptor in (listening, lock):
+            os.set_inheritable(descriptor, False)  # the feeder's worker processes would hold them
+        self._socket: socket.socket | None = socket.socket(fileno=listening)
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """The listening socket; -1 once it is closed."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def accept(self) -> Channel | None:
+        """Accept a trainer that waits; None if there is none, or for a process of another user."""
+        return self._accept(Welcome(pid=os.getpid()))
+
+    def stop(self) -> None:
+        """Stop listening. Trainers that wait are told to look for another feeder."""
+        if self._socket is None:
+            return
+        self._path.unlink(missing_ok=True)
+        while (channel := self._accept(FeederLeaving())) is not None:
+            channel.close()
+        self._socket.close()
+        self._socket = None
+
+    def close(self) -> None:
+        """Stop listening, and give up the lock: call it last."""
+        self.stop()
+        self._path.with_suffix(".lock").unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _accept(self, greeting: Welcome | FeederLeaving) -> Channel | None:
+        assert self._socket is not None
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:  # nobody waits, or no longer
+            return None
+        connection.setblocking(True)
+        return own_channel(connection, greeting)
 
 
 def open_lock(path: Path) -> int | None:

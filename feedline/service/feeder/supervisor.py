@@ -18,12 +18,12 @@ from typing import IO
 
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
-from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end, feeder_words, standard_input
+from feedline.loader.ring.launch import FeederCommand, FeederDeaths, await_end
 from feedline.loader.ring.status_files import sweep_statuses
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, PlanFacts
 from feedline.progress import Progress
-from feedline.resources.scratch import SCRATCH_VARIABLE, ScratchFolder, make_scratch
+from feedline.resources.scratch import ScratchFolder, make_scratch
 
 
 @dataclass(slots=True)
@@ -49,8 +49,8 @@ class SupervisedFeeder:
     command: FeederCommand
     process: subprocess.Popen[str] | None = None
     scratch: ScratchFolder | None = None
-    futile_deaths: int = 0
-    restarts: int = 0
+    deaths: FeederDeaths = field(default_factory=FeederDeaths)
+    had_batch: bool = False  # since the last death
 
     def __str__(self) -> str:
         numbers = [str(rank.rank) for rank in self.ranks]
@@ -103,20 +103,15 @@ class Supervisor:
             feeder.scratch.remove()
             sweep_statuses()
         feeder.scratch = make_scratch()
-        words = ["--listen", "--parent", str(os.getpid()), "--scratch", feeder.scratch.path]
-        words += ["--restarts", str(feeder.restarts)]
-        with standard_input(feeder.command.pipeline) as pipeline:
-            process = subprocess.Popen(
-                [*feeder_words(os.environ), *feeder.command.arguments, *words],
-                stdin=pipeline,
-                stdout=subprocess.PIPE,
-                # The display of a terminal would be drawn over what others write there.
-                stderr=subprocess.PIPE if sys.stderr.isatty() else None,
-                text=True,
-                errors="replace",
-                pass_fds=[feeder.scratch.lock],
-                env={**os.environ, **feeder.command.environment, SCRATCH_VARIABLE: feeder.scratch.path},
-            )
+        process = feeder.command.start(
+            ["--listen", "--parent", str(os.getpid()), "--restarts", str(feeder.deaths.total)],
+            scratch=feeder.scratch,
+            stdout=subprocess.PIPE,
+            # The display of a terminal would be drawn over what others write there.
+            stderr=subprocess.PIPE if sys.stderr.isatty() else None,
+            text=True,
+            errors="replace",
+        )
         feeder.process = process
         for rank in feeder.ranks:
             rank.trainer = rank.planning = None
@@ -163,7 +158,7 @@ class Supervisor:
                 rank.quality += [] if event.quality is None else [Quality.from_bytes(event.quality)]
                 rank.last_error = event.error
         if event.stats is not None and event.stats.batches:
-            feeder.futile_deaths = 0
+            feeder.had_batch = True
         events.append((f"rank {event.rank}", event))
 
     def _on_death(
@@ -172,13 +167,13 @@ class Supervisor:
         status = process.wait()
         if self._stop():
             return
-        feeder.futile_deaths += 1
-        if feeder.futile_deaths >= FUTILE_DEATHS:
+        starts_another = feeder.deaths.add(had_batch=feeder.had_batch)
+        feeder.had_batch = False
+        if not starts_another:
             raise FeederError(
-                f"the feeder of {feeder} died {feeder.futile_deaths} times without delivering a batch (exit status "
+                f"the feeder of {feeder} died {feeder.deaths.futile} times without delivering a batch (exit status "
                 f"{status}): see its messages above"
             )
-        feeder.restarts += 1
         events.append((str(feeder), FeederEvent(type="died", rank=None, status=status)))
         self._start(feeder)
 

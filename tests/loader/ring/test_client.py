@@ -194,7 +194,7 @@ def path(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(NearFeeder, "images", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "facts", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "living", [], raising=False)
-    monkeypatch.setattr(feeder_source, "FeederProcess", NearFeeder)
+    monkeypatch.setattr(feeder_source, "OwnFeeder", NearFeeder)
     monkeypatch.setattr(feeder_connection, "Watch", NearWatch)
     return path
 

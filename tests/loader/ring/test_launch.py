@@ -10,9 +10,9 @@ import pytest
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import ChannelClosedError
+from feedline.loader.ring.feeder_source import OwnFeeder
 from feedline.loader.ring.launch import (
     FeederCommand,
-    FeederProcess,
     feeder_words,
     shorten_log,
 )
@@ -51,7 +51,7 @@ def test_pipelines_travel_on_standard_input_only(tmp_path: Path, monkeypatch: py
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o700)
     monkeypatch.setenv("FEEDLINE_COMMAND", f"{launcher} --quick")
-    process = FeederProcess(command(**{"source.table": "s3://key:secret@bucket"}))
+    process = OwnFeeder(command(**{"source.table": "s3://key:secret@bucket"}))
     try:
         with pytest.raises(ChannelClosedError):
             process.channel.receive()
@@ -73,7 +73,7 @@ def test_a_feeder_holds_its_scratch_folder(tmp_path: Path, monkeypatch: pytest.M
     launcher.write_text("#!/bin/sh\nls -l /proc/$$/fd\n")
     launcher.chmod(0o700)
     monkeypatch.setenv("FEEDLINE_COMMAND", str(launcher))
-    process = FeederProcess(command())
+    process = OwnFeeder(command())
     try:
         assert f" -> {process.log_path.parent}\n" in process.last_words()
     finally:
@@ -85,7 +85,7 @@ def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatc
     monkeypatch.setenv("FEEDLINE_COMMAND", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(FeederError, match=r"the feeder cannot be started: .*none.* See FEEDLINE_COMMAND"):
-        FeederProcess(command())
+        OwnFeeder(command())
     assert list(tmp_path.iterdir()) == []
 
 
