@@ -9,19 +9,21 @@
 #   make test-workbench the tests of init, profile, explain and generate, which `make test` runs, too
 #   make test-without-kernels   those of the quick ones that use the compiled kernels, without them
 #   make test-pythons   all tests on each Python that is found, each in a virtual environment of its own below build/
-#   make test-nightly   only the tests that repeat for long what `make test` does a few times, and those of benchmarks
+#   make test-nightly   only the tests that repeat for long what `make test` does a few times, and those of benchmarks,
+#                       examples, the wheel, frameworks, a browser, the code on the pages of docs/
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make targets  measure the speed targets of docs/performance.md (BENCH_ARGS="..." is passed on)
 #   make clean    remove what these made, .venv apart;  make distclean removes .venv, too
 #
 # PYTHON=python3.12 chooses the interpreter (with VENV=folder for another environment), PIP_ARGS="..." is passed to pip,
-# PYTEST_ARGS="..." to pytest, TESTS="..." names the quick ones to run.
+# PYTEST_ARGS="..." to pytest, TESTS="..." names the quick or nightly ones to run.
 
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 TESTS ?= tests
+NIGHTLY ?= nightly or hypothesis
 BENCH_ARGS ?=
 
 VENV := .venv
@@ -111,7 +113,7 @@ test-pythons:
 
 test-nightly: install
 	$(BIN)/python -m pytest $(PROCESSES) -o faulthandler_timeout=600 --hypothesis-profile nightly \
-	  -m "nightly or hypothesis" $(PYTEST_ARGS)
+	  -m "$(NIGHTLY)" $(PYTEST_ARGS) $(TESTS)
 
 lint: lint-style lint-format lint-types
 

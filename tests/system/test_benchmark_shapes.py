@@ -33,6 +33,8 @@ import workload  # noqa: E402
 from shape_tables import write_table  # noqa: E402
 from shapes import SHAPES, Shape  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 WRITTEN = ("wide", "strings", "flat")  # by `shape_tables`
 ROWS = {"wide": 900, "strings": 3_000, "flat": 3_000}
 GROUP_ROWS, SIZE = 389, 256
@@ -291,8 +293,8 @@ def test_hashed_ids_that_nothing_connects_with_strings_are_refused(capsys: pytes
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
-        pytest.param("strings", ["thread-pool", "feedline-off"], id="strings", marks=pytest.mark.nightly),
-        *(pytest.param(shape, ALL, id=f"{shape}-all", marks=pytest.mark.nightly) for shape in (*WRITTEN, "short")),
+        pytest.param("strings", ["thread-pool", "feedline-off"], id="strings"),
+        *(pytest.param(shape, ALL, id=f"{shape}-all") for shape in (*WRITTEN, "short")),
     ],
 )
 def test_tiny_runs_contenders_that_agree(shape: str, names: list[str], tmp_path: Path) -> None:

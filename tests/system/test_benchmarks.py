@@ -39,6 +39,8 @@ import trainer  # noqa: E402
 import workload  # noqa: E402
 from shapes import SHAPES  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 ROWS, SIZE = 3_000, 256
 LISTS = SHAPES["lists"]
 
@@ -276,14 +278,13 @@ def test_contenders_of_one_process_agree(name: str, table: Path, files: list[str
 @pytest.mark.parametrize(
     ("names", "tables"),
     [
-        pytest.param(["feedline-off"], ["plain"], id="one"),
-        pytest.param(available(), ["plain", "optimized"], id="all", marks=pytest.mark.nightly),
+        pytest.param(available(), ["plain", "optimized"], id="all"),
     ],
 )
 def test_tiny_runs_contenders_that_agree(
     names: list[str], tables: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a busy trainer, over a table that is kept. By default Feedline alone, in processes of its own."""
+    """With a busy trainer, over a table that is kept."""
     common = ["--tiny", "--table", str(tmp_path / "table")]
     options = ["--contenders", ",".join(names), "--busy", "1", "--order", "log", "--json", str(tmp_path / "all.json")]
     options += ["--optimized"] * (len(tables) - 1)

@@ -17,7 +17,7 @@ from served_page import served_page
 
 from feedline import FeedlineDataset
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.nightly, needs_chromium]
 
 _ROWS = r"([\d,]+) rows so far"
 
@@ -95,7 +95,6 @@ def test_several_jobs_lead_to_each_and_names_are_harmless(page: BrowserPage):
         assert "What the plan reads" in text
 
 
-@pytest.mark.nightly  # Bokeh's attempts, and those of the page, are seconds apart
 def test_a_page_whose_server_is_gone_says_so_and_comes_back_with_it(tmp_path: Path):
     """Its console has what the browser says of a server that does not answer."""
     port = 0

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import cache_auto
 
+pytestmark = pytest.mark.nightly
+
 
 def test_a_tiny_run_prints_a_line_per_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert cache_auto.main(["--tiny", "--shape", "flat", "strings", "--epochs", "2"]) == 0

@@ -16,6 +16,8 @@ from cache_policy import Outcome, Point, StandIn
 
 from feedline.blocks.cache.cache_policy import choose_mode
 
+pytestmark = pytest.mark.nightly
+
 POINT = Point(latency_s=0.0, op_s=0.0, inflation=2.0, disk_rate=1e12, store_rate=1e12, row_groups=4)
 
 

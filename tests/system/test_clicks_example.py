@@ -21,6 +21,8 @@ from processes import ended_here
 
 from feedline import Pipeline
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "clicks"
 STEPS, BATCH = 5, 80
@@ -114,7 +116,6 @@ def test_the_model_computes_what_it_says(train: ModuleType, folder: Path):
             assert found[row].item() == pytest.approx(logit.item(), abs=1e-9)
 
 
-@pytest.mark.nightly
 def test_two_ranks_train_together_the_same(train: ModuleType, folder: Path):
     """Under torchrun: a rank's batches hold as many unique rows as they do, and the losses of both ways are equal."""
     options = ["--pipeline", folder / "pipeline.yaml", "--set", f"batch.size={BATCH}", "--set", "lanes=2", "--steps", 6]
@@ -130,7 +131,6 @@ def test_two_ranks_train_together_the_same(train: ModuleType, folder: Path):
     assert results[0]["factors"]["user"] > 3
 
 
-@pytest.mark.nightly  # the script, with two feeders: the test above does the same in this process
 def test_the_script_compares_both(train: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str]):
     options = ["--pipeline", str(folder / "pipeline.yaml"), "--set", f"batch.size={BATCH}", "--steps", "15"]
     deterministic = torch.are_deterministic_algorithms_enabled()

@@ -22,6 +22,8 @@ from feedline import Pipeline
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import generate_clicks
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "coming-from").glob("*.md"))}
 # The page, the packages that its program imports, and the one whose version the page names.

@@ -20,6 +20,8 @@ from sklearn.metrics import roc_auc_score
 
 from feedline import Pipeline
 
+pytestmark = pytest.mark.nightly
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "criteo"
 ROWS, DAYS, BATCH = 14_000, 7, 256
 SERVE_S = 60

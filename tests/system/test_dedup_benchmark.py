@@ -19,6 +19,8 @@ import dedup  # noqa: E402
 import dedup_delivery  # noqa: E402
 import dedup_stages  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dedup.Tables:
@@ -90,7 +92,6 @@ def test_a_row_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         dedup_delivery.steady_rate([1.0, 2.0], [4, 4])
 
 
-@pytest.mark.nightly
 def test_tiny_prints_every_row(tmp_path: Path) -> None:
     assert dedup.main(["--tiny", "--json", str(tmp_path / "rows.json")]) == 0
     rows = json.loads((tmp_path / "rows.json").read_text())

@@ -22,6 +22,8 @@ from explain_situations import EIGHT, SITUATIONS, set_keys  # noqa: E402
 from feedline.loader.limits.advice import Advice  # noqa: E402
 from feedline.loader.limits.run_facts import Interval  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 OUTCOME = explain.Outcome(
     name="slow store", sentence="It waits.", named="store wait (threads)", problems=(),
     advice="cluster: {threads: 2}", rank=1, unit="rows/s", predicted=2.0, interval=Interval(low=1.9, high=2.1),
@@ -58,7 +60,6 @@ def test_advice_is_applied_by_its_keys(tmp_path: Path):
     assert document == {"cluster": {"workers": 3, "threads": 2, "dashboard": False}}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_verdict_names_the_bottleneck_and_its_advice_gains_what_it_predicts(name: str, tmp_path: Path):
     outcome = explain.judge_situation(name, tmp_path, explain.Effort(seconds=6.0))
@@ -86,7 +87,6 @@ def test_windows_are_compared_within_their_round():
     assert explain_attached.bootstrap(rates).low == pytest.approx(0.98)
 
 
-@pytest.mark.nightly
 def test_cost_of_an_attached_explain_is_measured(tmp_path: Path):
     windows = explain_attached.measure_windows(explain_attached.write_pipeline(tmp_path, tiny=True), 3.0, 1)
     assert [window.explain_s is None for window in windows] == [True, False, False, True]

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import fitting
 
+pytestmark = pytest.mark.nightly
+
 
 def test_a_tiny_run_compares_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fitting.main(["--tiny", "--json", str(tmp_path / "f.json")]) == 0

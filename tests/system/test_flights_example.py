@@ -31,6 +31,8 @@ from hypothesis import strategies as st
 
 from feedline.spec import load_spec
 
+pytestmark = pytest.mark.nightly
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flights"
 NEW_YORK = ZoneInfo("America/New_York")
 AFTERWARDS = {"dep_time", "dep_delay", "arr_time", "arr_delay", "air_time"}
@@ -268,7 +270,6 @@ def left_in(folder: Path) -> list[str]:
     return [str(path) for path in (*folder.glob("feedline-*"), *sockets.glob("*")) if path != sockets]
 
 
-@pytest.mark.nightly  # kills and resumes are also those of test_kill.py
 @pytest.mark.parametrize("kills", [(60,), (20, 60)])
 def test_killed_and_resumed_it_ends_the_same(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, ...]

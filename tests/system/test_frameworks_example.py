@@ -19,6 +19,8 @@ from processes import SUPPORT, ended_here, free_port, running
 
 from feedline import FeedlineDataset, Pipeline
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "frameworks"
 EPOCHS, STEPS, SAVE_EVERY = 2, 10, 5
@@ -34,13 +36,8 @@ TOGETHER = [
 ]
 
 
-def is_nightly(program: str, stops: tuple[int, ...]) -> bool:
-    """Second stops, and the programs of torch itself, whose resume `test_torchrun` and `test_kill` see, too."""
-    return program in TOGETHER[1] or (stops is TWICE and program != "train_lightning")
-
-
 STARTS = [
-    pytest.param(program, stops, marks=[pytest.mark.nightly] * is_nightly(program, stops))
+    (program, stops)
     for programs in TOGETHER
     for program in programs
     for stops in (ONCE, TWICE)
@@ -151,7 +148,6 @@ def test_progress_bar_and_tensorboard_show_each_step(runs: Runs):
         assert {event.step for each in events for event in each.Scalars(tag)} == set(range(EPOCHS * STEPS))
 
 
-@pytest.mark.nightly
 def test_ranks_of_a_tensor_parallel_group_see_the_same_rows(runs: Runs):
     """Two such groups of two ranks each, with FSDP between the groups."""
     check(runs, "train_fsdp", runs.run(("train_fsdp",), 4, ONCE), ONCE, 4, 2)
@@ -175,7 +171,6 @@ def test_accelerate_cannot_share_the_rows_out_again(runs: Runs):
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("words", [words for words in commands() if words[0] in ("python", "torchrun")], ids=" ".join)
 def test_commands_of_the_readme_run(runs: Runs, words: list[str], tmp_path: Path):
     start = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}[words[0]]

@@ -26,6 +26,8 @@ from sklearn.metrics import roc_auc_score
 
 from feedline import Pipeline
 
+pytestmark = pytest.mark.nightly
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mind"
 IMPRESSIONS, DAYS, BATCH = 1800, 6, 256
 START_S, STOP_S = 60, 15

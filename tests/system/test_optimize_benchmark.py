@@ -16,6 +16,8 @@ sys.path.insert(0, str(BENCHMARK.parent))
 import filters  # noqa: E402
 import warehouse  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 
 def answers(folder: Path, questions: str) -> dict[str, Any]:
     command = [sys.executable, str(BENCHMARK), "--tiny", "--threads", "1", "--json", str(folder / "found.json")]
@@ -28,7 +30,6 @@ def answers(folder: Path, questions: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.nightly
 def test_tiny_compares_bytes(tmp_path: Path) -> None:
     found = answers(tmp_path, "bytes")
     assert found["bytes"]["clustered_bytes"] < found["bytes"]["log_bytes"] < found["bytes"]["as_written_bytes"]
@@ -36,7 +37,6 @@ def test_tiny_compares_bytes(tmp_path: Path) -> None:
     assert found["bytes"]["ratio"] > 2  # bytes, not time
 
 
-@pytest.mark.nightly  # five more commands
 def test_tiny_answers_the_questions_about_time(tmp_path: Path) -> None:
     found = answers(tmp_path, "throughput,decode")
     for name in ("bare_rows_per_s", "optimize_rows_per_s", "peak_pss_bytes", "measuring_s"):

@@ -14,6 +14,8 @@ sys.path.insert(0, str(BENCHMARKS))
 import scale  # noqa: E402
 from scale_simulation import Costs, Loop  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 CHEAP = Costs(task_s=1e-4)
 
 

@@ -38,7 +38,10 @@ FEATURES = {
     "sparse": {"history": [{"modulo": 30}], "tags": [{"modulo": 20}]},
     "label": {"clicked": []},
 }
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchrec") is None, reason="torchrec is not installed")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(importlib.util.find_spec("torchrec") is None, reason="torchrec is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +177,6 @@ def test_the_program_of_the_docs_trains(place: Place, train: ModuleType, monkeyp
         iter(dataset)
 
 
-@pytest.mark.nightly  # the script, as its README says; the test above trains with its functions
 def test_the_example_resumes(tmp_path: Path, train: ModuleType):
     text = (EXAMPLE / "README.md").read_text()
     [generate] = re.findall(r"^    feedline (generate .*)$", text, re.MULTILINE)

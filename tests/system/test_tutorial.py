@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from fences import FENCE, assert_printed
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FILE = re.compile(r"[Ss]ave this as\s+`([\w.]+)`:\s*$")
