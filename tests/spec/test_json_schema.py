@@ -143,13 +143,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new"), [(old, new) for old, news in CHANGES for new in news])
-def test_schema_and_reader_agree(old, new, monkeypatch):
+def test_schema_and_reader_agree(monkeypatch):
     monkeypatch.setenv("V", "1")
     monkeypatch.setenv("TAIL", "drop")
-    assert old in COMPLETE
-    text = COMPLETE.replace(old, new, 1)
-    assert valid(text) == accepted(text)
+    assert not [old for old, _ in CHANGES if old not in COMPLETE]
+    changed = [(new, COMPLETE.replace(old, new, 1)) for old, news in CHANGES for new in news]
+    assert not [new for new, text in changed if valid(text) != accepted(text)]
 
 
 @pytest.mark.parametrize(
