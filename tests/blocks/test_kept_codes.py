@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from combinations import combinations
 
 from feedline import Pipeline
 from feedline.blocks import compute
@@ -91,12 +92,13 @@ def lists_of(part: EncodedRows) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "source",
-    [{}, {"where": "clicked > 0"}, {"sample": {"fraction": 0.5, "seed": 4}}, {"split_rows": 500}],
-    ids=str,
+    ("source", "shuffle", "grouped"),
+    combinations(
+        [{}, {"where": "clicked > 0"}, {"sample": {"fraction": 0.5, "seed": 4}}, {"split_rows": 500}],
+        ["off", {"rows": False, "seed": 2}],
+        [False, True],
+    ),
 )
-@pytest.mark.parametrize("shuffle", ["off", {"rows": False, "seed": 2}], ids=str)
-@pytest.mark.parametrize("grouped", [False, True])
 def test_bytes_and_quality_are_those_of_values(
     table: Path, tmp_path: Path, shuffle: Any, source: Any, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ):

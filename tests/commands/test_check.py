@@ -12,6 +12,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from combinations import combinations
 from damage import ROWS, damage_a_page, flip_a_page, truncate, write
 from pipelines import CLICKS
 from processes import ended_here
@@ -219,10 +220,10 @@ def is_refused_by_run(path: Path) -> bool:
 
 
 @pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("what", ["body", "checksum", "size"])
-@pytest.mark.parametrize("dictionary", [False, True])
-@pytest.mark.parametrize("column", ["x", "ids.list.element"])
+@pytest.mark.parametrize(
+    ("decoder", "what", "dictionary", "column"),
+    combinations(DECODERS, ["body", "checksum", "size"], [False, True], ["x", "ids.list.element"]),
+)
 def test_a_deep_check_and_a_run_refuse_the_same_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str, what: str, dictionary: bool, column: str
 ):

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from combinations import combinations
 
 from feedline import Pipeline
 from feedline.errors import DataError
@@ -75,9 +76,9 @@ AFTER: list[list[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("dedup", [False, True])
-@pytest.mark.parametrize("place_of_feature", ["alone", "beside others"])
-@pytest.mark.parametrize("after", AFTER, ids=str)
+@pytest.mark.parametrize(
+    ("after", "place_of_feature", "dedup"), combinations(AFTER, ["alone", "beside others"], [False, True])
+)
 def test_misses_of_a_join_are_those_of_its_keys(place: Path, after: list[Any], place_of_feature: str, dedup: bool):
     """Before any ops, beside features that share its prefix or not, deduplicated or not."""
     ops = [JOIN, *after] if after else [JOIN, {"fill_null": 0}]

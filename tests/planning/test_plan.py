@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from combinations import combinations
 from pipelines import Place, furnished, oracle
 from processes import ended_here
 from rich.console import Console
@@ -62,9 +63,10 @@ def step_ids(path: Path, *, world_size: int, epoch: int = 0, **overrides: Any) -
     ]
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("shuffle", [{"window_rows": 1000}, {"window_rows": 1, "rows": False}, "off"])
+@pytest.mark.parametrize(
+    ("tail", "world_size", "shuffle"),
+    combinations(["drop", "pad", "partial"], [1, 3], [{"window_rows": 1000}, {"window_rows": 1, "rows": False}, "off"]),
+)
 def test_each_row_once_and_equal_steps(place: Place, ids: np.ndarray, tail: str, world_size: int, shuffle: Any):
     path = place.write(batch={"size": 700, "tail": tail}, shuffle=shuffle)
     plan = plan_of(path, world_size)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from combinations import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,9 +64,14 @@ def test_values_outside_a_slice_are_ignored():
     assert convert(column, pa.list_(pa.int8()), "c").to_pylist() == [[1, 2], None]
 
 
-@pytest.mark.parametrize("values", [[["a"], "bc"], ["bc"], [None, b"bc"]])
-@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.int64()), pa.list_(pa.int8(), 2)])
-@pytest.mark.parametrize("column", [list, tuple, lambda values: pd.Series(values, dtype=object)])
+@pytest.mark.parametrize(
+    ("values", "kind", "column"),
+    combinations(
+        [[["a"], "bc"], ["bc"], [None, b"bc"]],
+        [pa.list_(pa.string()), pa.large_list(pa.int64()), pa.list_(pa.int8(), 2)],
+        [list, tuple, lambda values: pd.Series(values, dtype=object)],
+    ),
+)
 def test_a_string_is_no_list_of_its_characters(values: list[object], kind: pa.DataType, column: Callable[[list], Any]):
     with pytest.raises(DataError, match=r"column 'c' holds values of another type: expected .*list"):
         table_of({"c": column(values)}, pa.schema([("c", kind)]))

@@ -54,10 +54,10 @@ def assert_evaluates(text: str, dtype: pl.DataType, expected: list[object]) -> N
     """Check the values of an expression, the type that it promises and has, and that it keeps rows apart."""
     bound = bind_expression(parse(text), TABLE.schema)
     series = FRAME.lazy().select(bound.polars.alias("result")).collect(engine="in-memory")["result"]
-    assert bound.dtype == dtype
-    assert series.dtype == dtype
-    assert matches(series.to_list(), expected), series.to_list()
-    assert is_row_preserving(bound.polars)
+    assert bound.dtype == dtype, text
+    assert series.dtype == dtype, text
+    assert matches(series.to_list(), expected), (text, series.to_list())
+    assert is_row_preserving(bound.polars), text
 
 
 def assert_refused(text: str, message: str) -> None:

@@ -38,19 +38,24 @@ def write(path: Path, columns: dict[str, CachedColumn], group: EntryGroup = GROU
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(0,), (1,), (1_001,), (0, 3), (3, 0), (5, 7)])
-def test_arrays_of_all_dtypes_and_shapes_are_read_as_written(tmp_path: Path, dtype: str, shape: tuple[int, ...]):
-    numbers = np.random.default_rng(1).integers(0, 2, int(np.prod(shape))).astype(dtype).reshape(shape)
-    column = CachedColumn(arrays={"one": numbers, "two": numbers[::-1]}, facts={"rows": len(numbers)})
-    write(tmp_path / "a.entry", {"c0": column})
+def test_arrays_of_all_dtypes_and_shapes_are_read_as_written(tmp_path: Path, dtype: str):
+    shapes = [(0,), (1,), (1_001,), (0, 3), (3, 0), (5, 7)]
+    written = {}
+    for shape in shapes:
+        numbers = np.random.default_rng(1).integers(0, 2, int(np.prod(shape))).astype(dtype).reshape(shape)
+        arrays = {"one": numbers, "two": numbers[::-1]}
+        written[f"c{shape}"] = CachedColumn(arrays=arrays, facts={"rows": len(numbers)})
+    write(tmp_path / "a.entry", written)
     with EntryFile(str(tmp_path / "a.entry")) as file:
-        found, whole = file.read(["c0"])
+        found, whole = file.read(list(written))
     assert whole
-    assert same(found["c0"], CachedColumn({"one": numbers, "two": np.ascontiguousarray(numbers[::-1])}, column.facts))
-    for array in found["c0"].arrays.values():
-        assert array.ctypes.data % 64 == 0 or not array.nbytes
-        with pytest.raises(ValueError, match="read-only"):
-            array[:] = 0
+    for name, column in written.items():
+        arrays = {key: np.ascontiguousarray(array) for key, array in column.arrays.items()}
+        assert same(found[name], CachedColumn(arrays, column.facts)), name
+        for array in found[name].arrays.values():
+            assert array.ctypes.data % 64 == 0 or not array.nbytes
+            with pytest.raises(ValueError, match="read-only"):
+                array[:] = 0
 
 
 def test_bits_of_nans_and_zeros_are_kept(tmp_path: Path):

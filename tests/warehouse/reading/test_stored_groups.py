@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from combinations import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from repeated_runs import CELLS, GROUPS, KINDS, runs, write_both
@@ -254,9 +255,10 @@ MAP_GROUPS = [
 ]
 
 
-@pytest.mark.parametrize("groups", MAP_GROUPS)
-@pytest.mark.parametrize("copies", [True, False])
-@pytest.mark.parametrize("compact", [(), ('m["price"]',), ('m["price"]', 'm["cost"]'), ("m", 'm["cost"]')])
+@pytest.mark.parametrize(
+    ("groups", "copies", "compact"),
+    combinations(MAP_GROUPS, [True, False], [(), ('m["price"]',), ('m["price"]', 'm["cost"]'), ("m", 'm["cost"]')]),
+)
 def test_a_key_beside_its_map_reads_as_in_the_plain_table(
     groups: dict[str, list[str]], copies: bool, compact: tuple[str, ...], tmp_path: Path
 ) -> None:

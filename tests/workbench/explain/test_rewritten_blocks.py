@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from combinations import combinations
 from costly_tables import costly_plan
 
 from feedline.blocks.compute import run_block
@@ -29,9 +30,9 @@ def images(sample: BlockSample) -> list[bytes]:
     return [result.image.to_pybytes() for result in results if result.image is not None]
 
 
-@pytest.mark.parametrize("better", [(), ("hist", "price")])
-@pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("where", [None, "item < 30000"])
+@pytest.mark.parametrize(
+    ("better", "merge", "where"), combinations([(), ("hist", "price")], [False, True], [None, "item < 30000"])
+)
 def test_rows_stay_as_they_are(tmp_path: Path, better: tuple[str, ...], merge: bool, where: str | None):
     source: dict[str, Any] = {"table": str(tmp_path / "table")} | ({} if where is None else {"where": where})
     plan = costly_plan(tmp_path, rows=2_048, row_group_rows=256, list_mean=6, source=source)
