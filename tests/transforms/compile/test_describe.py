@@ -20,8 +20,7 @@ from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.describe import chains
 from feedline.transforms.registry.op import OpError
-from feedline.workbench.explain.op_costs import describe_ops
-from feedline.workbench.explain.ops import ops_table
+from feedline.workbench.explain.op_costs import describe_ops, ops_table
 
 
 def text(spec: FeatureSpec) -> str:
