@@ -18,12 +18,14 @@ import hypothesis
 import numpy as np
 import psutil
 import pytest
+import zygote
 
 LEAK_GRACE_S = 10.0  # time that a stopping worker gets to exit
 STAYS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
-)  # Python's own helpers: one per process, kept
+    zygote.NAME,
+)  # Python's own helpers, and the tests': a few per process, kept
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would all processes that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,6 +38,8 @@ os.environ.setdefault("FEEDLINE_DEBUG_MEMORY", "1")
 # cost.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+zygote.install()
+
 hypothesis.settings.register_profile("feedline", deadline=None, max_examples=20, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("nightly", hypothesis.settings.get_profile("feedline"), max_examples=60)
 hypothesis.settings.load_profile("feedline")
@@ -44,6 +48,10 @@ hypothesis.settings.load_profile("feedline")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of `tests/system/` first: they take longest, and two processes that share the files end together."""
     items.sort(key=lambda item: "system" not in item.path.parent.parts)
+
+
+def pytest_sessionfinish() -> None:
+    zygote.close()
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +84,14 @@ def seeds() -> None:
     np.random.seed(0)  # for libraries that draw from the legacy generator
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def plain_starts() -> Iterator[None]:
+    """Programs start as they do for users, not by a fork: for tests of starting itself."""
+    zygote.switch(False)
+    yield
+    zygote.switch(True)
 
 
 @pytest.fixture(autouse=True, scope="module")

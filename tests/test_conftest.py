@@ -62,7 +62,8 @@ def test_leaks_are_found(tmp_path: Path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text(LEAKS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rE", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).with_name("support"))}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     lines = run.stdout.splitlines()
     failed = sorted(line.split(" ")[1] for line in lines if line.startswith("ERROR "))
     leaking = ["last", "listening", "listening_at_a_path", "memfd", "packets", "process", "zombie"]

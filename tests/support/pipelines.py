@@ -129,11 +129,12 @@ def oracle(
 def descendants(pid: int | None = None) -> list[int]:
     """Return the descendants of a process (default: this one), without zombies."""
     import psutil
+    import zygote
 
     found = []
     for process in psutil.Process(pid or os.getpid()).children(recursive=True):
         try:
-            if process.status() != psutil.STATUS_ZOMBIE:
+            if process.status() != psutil.STATUS_ZOMBIE and not zygote.is_server(process):
                 found.append(process.pid)
         except psutil.NoSuchProcess:
             continue

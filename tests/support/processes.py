@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import zygote
 from distributed import Client
 from pipelines import PATIENCE_S, eventually
 
@@ -76,7 +77,9 @@ class Program:
         self.wait()
 
     def descendants(self) -> list[psutil.Process]:
-        return psutil.Process(self.pid).children(recursive=True)
+        """Its processes, without the server by which it starts feeders."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return [child for child in children if not zygote.is_server(child)]
 
     def close(self) -> None:
         """End the program and its descendants, in any state."""

@@ -18,6 +18,8 @@ from feedline import FeedlineDataset
 from feedline.errors import BatchTimeoutError, FeedlineError, SpecError
 from feedline.loader.ring import feeder_connection
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 STEPS = 78  # 20,000 rows in batches of 256, the rest dropped
 
 

@@ -191,6 +191,7 @@ def test_a_signal_while_a_trainers_plan_is_made(place: Place):
             dataset.close()
 
 
+@pytest.mark.usefixtures("plain_starts")
 @pytest.mark.parametrize(
     "moments", [(0.3, 1.2), pytest.param([0.1 * tenth for tenth in range(1, 31)], marks=pytest.mark.nightly)]
 )

@@ -18,6 +18,8 @@ from feedline.loader.ring.launch import (
 )
 from feedline.spec import PipelineSpec, load_spec
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 LAUNCHER = """#!/bin/sh
 echo "$@"
 cat
