@@ -35,7 +35,7 @@ from feedline.loader.wire.facts import FeederFacts, Hello
 from feedline.loader.wire.ring_messages import BeginStream, PlanAnswer, PlanRequest
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
-from feedline.service.cluster.threads.thread_cluster import ThreadCluster
+from feedline.service.cluster.open_cluster import ThreadCluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession

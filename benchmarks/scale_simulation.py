@@ -17,7 +17,7 @@ from typing import Any
 from scale_feeder import RankFeeder, SleepRequest, Workload, result_of
 
 from feedline.planning.schedule import Schedule
-from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.fair_share import FairShare
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.scheduler.routes import route_digest
 

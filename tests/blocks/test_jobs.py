@@ -25,7 +25,7 @@ from feedline.blocks.jobs import UnknownJobError, check_job, compile_job, compil
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
-from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.fair_share import FairShare
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.window import Window, WindowLimits

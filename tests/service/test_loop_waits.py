@@ -19,8 +19,7 @@ from schedulers import local_cluster
 from feedline.blocks.request import BlockResult
 from feedline.errors import TableError
 from feedline.loader.wire.ring_messages import Diagnose, Diagnosis
-from feedline.service.cluster import attempts
-from feedline.service.cluster.connection import scheduler_connection
+from feedline.service.cluster import attempts, scheduler_connection
 from feedline.service.feeder import block_work, feeder
 from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.feeder import Feeder

@@ -9,7 +9,7 @@ import pytest
 
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.job_reports import JobAnswer, WorkerCores
-from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.fair_share import FairShare
 from feedline.service.worker_cores import count_cores
 
 WHOLE = range(8)

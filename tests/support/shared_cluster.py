@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from feedline.loader.wire.job_reports import JobReport
-from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.fair_share import FairShare
 from feedline.service.feeder.timing import Priorities
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.service.scheduler.job_book import ClusterSize, JobBook

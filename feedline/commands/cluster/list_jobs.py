@@ -15,8 +15,7 @@ from rich.table import Table
 from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.commands.consoles import console_on
 from feedline.commands.pipeline_arguments import AsJson
-from feedline.service.cluster.connection.job_listing import JobListing, list_jobs
-from feedline.service.scheduler.job_progress import JobProgress, progress_by_job, states_by_job
+from feedline.service.scheduler.job_listing import JobListing, JobProgress, list_jobs, progress_by_job, states_by_job
 from feedline.service.scheduler.job_rows import JobRow, job_rows
 
 

@@ -1,12 +1,14 @@
 """What computes a feeder's blocks: the interface of its two back ends, and what they share.
 
-Runs in: the feeder. The back ends are threads of this process (`threads/thread_cluster.py`), and the workers of a Dask
-cluster that was started here or is named by its address (`worker_cluster.py`); `open_cluster` chooses. Connecting
-imports Dask (0.45 s of CPU time), so a feeder connects in a thread beside its plan.
+Runs in: the feeder. The back ends are threads of this process, and the workers of a Dask cluster that was started here
+or is named by its address; `open_cluster` has both, and chooses. Connecting imports Dask (0.45 s of CPU time), so a
+feeder connects in a thread beside its plan.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,11 +22,10 @@ from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
 from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
-from feedline.service.cluster.connection.fair_share import FairShare, priority
-from feedline.service.cluster.connection.outage import waits
-from feedline.service.cluster.connection.task_places import TaskPlaces
-from feedline.service.cluster.reserved_port import ReservedPort
-from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
+from feedline.service.cluster.fair_share import FairShare, priority
+from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
+from feedline.service.cluster.outage import waits
+from feedline.service.cluster.task_places import TaskPlaces
 from feedline.service.monitoring.finished_block import ObserveBlock
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.monitoring_section import MetricsSpec
@@ -34,9 +35,89 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from feedline.loader.wire.job_reports import JobReport
-    from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
     from feedline.service.cluster.dask_cluster import DaskCluster
     from feedline.service.cluster.result_fetcher import FetchedTask
+    from feedline.service.cluster.scheduler_connection import SchedulerConnection
+
+_REQUEST_S, _REQUEST_BYTES = 1.0, 16_384  # until a request has arrived whose connection has
+_WAITING = 16
+
+
+class ReservedPort:
+    """The port of a dashboard before its cluster is up: a free one of loopback that no other process gets before its
+    server listens on it.
+
+    The feeder's loop accepts its connections like those of trainers. They are held until the cluster listens on the
+    port itself, and are then asked to repeat their request, which it answers.
+
+    Linux lets two sockets of one user bind a port, while neither listens, if both say SO_REUSEADDR, as tornado's do.
+    wanted: called when somebody connects before; None: nobody can.
+    """
+
+    def __init__(self, wanted: Callable[[], None] | None = None) -> None:
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._held: list[socket.socket] = []
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.number: int = self._socket.getsockname()[1]
+        if wanted is not None:
+            self._socket.listen(_WAITING)
+            self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """The socket that listens; -1 once it is released."""
+        return self._socket.fileno()
+
+    def accept(self) -> None:
+        """Hold the connections that wait."""
+        with self._lock:
+            held = self._hold()
+        if held and self._wanted is not None:
+            self._wanted()
+
+    def _hold(self) -> int:
+        count = len(self._held)
+        with contextlib.suppress(OSError):  # none is left, or the socket is closed
+            while True:
+                self._held.append(self._socket.accept()[0])
+        return len(self._held) - count
+
+    def release(self) -> None:
+        """End the reservation."""
+        with self._lock:
+            if self._wanted is not None:
+                self._hold()
+                with contextlib.suppress(OSError):  # closed before
+                    self._socket.shutdown(socket.SHUT_RDWR)  # a thread that polls it would keep it listening
+            self._socket.close()
+
+    def redirect(self) -> None:
+        """Have those whose connections are held repeat their requests."""
+        with self._lock:
+            held, self._held = self._held, []
+        for connection in held:
+            with contextlib.closing(connection), contextlib.suppress(OSError, IndexError):
+                connection.settimeout(_REQUEST_S)
+                head = b""
+                while b"\r\n\r\n" not in head and len(head) < _REQUEST_BYTES:
+                    received = connection.recv(_REQUEST_BYTES)
+                    if not received:
+                        break
+                    head += received
+                path = head.split()[1]
+                answer = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: %b\r\nContent-Length: 0\r\n"
+                connection.sendall(answer % path + b"Connection: close\r\n\r\n")
+
+    def close(self) -> None:
+        """End the reservation, and the connections."""
+        self.release()
+        with self._lock:
+            for connection in self._held:
+                connection.close()
+            self._held = []
+
 
 # How long a feeder that ends waits for a start that has not ended (default: until it has). The search for a scheduler
 # that does not answer ends with the process; its own processes start soon.

@@ -28,15 +28,13 @@ from feedline.loader.wire.run_status import FeederStatus
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.cluster.attempts import Arrived
-from feedline.service.cluster.connection.fair_share import FairShare
-from feedline.service.cluster.connection.pass_demand import PassDemand
-from feedline.service.cluster.connection.reporting import Reporter
-from feedline.service.cluster.connection.scheduler_check import check_scheduler
-from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
+from feedline.service.cluster.fair_share import FairShare
 from feedline.service.cluster.local_cluster import start_processes, start_threads
+from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.provider import close_provider, provider_config, start_provider, worker_threads
+from feedline.service.cluster.reporting import PassDemand, Reporter
 from feedline.service.cluster.result_fetcher import FetchedTask, ResultFetcher
-from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
+from feedline.service.cluster.scheduler_connection import SchedulerConnection, check_scheduler
 from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CONFIG, THREADS_CONFIG, private_config
 from feedline.service.dask_patches.own_workers import worker_failure
 from feedline.service.dask_patches.steady_loop import steady

@@ -21,7 +21,7 @@ from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import BlockTask
-from feedline.service.cluster.connection.task_places import TaskPlaces, answer_of
+from feedline.service.cluster.task_places import TaskPlaces, answer_of
 from feedline.service.monitoring.finished_block import FinishedBlock
 
 _FILES, _BLOCKS, _FRAMES = 3, 4, 4  # shown

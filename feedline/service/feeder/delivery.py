@@ -27,7 +27,7 @@ from feedline.planning.schedule import Block
 from feedline.service.cluster.attempts import FirstRows, Outcome, attempt_block
 from feedline.service.cluster.blame import BlockFailure, Retry, among, decide_retry, elsewhere
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.connection.task_places import TaskPlaces, answer_of
+from feedline.service.cluster.task_places import TaskPlaces, answer_of
 from feedline.service.feeder.block_work import (
     BlockAttempt,
     BlockWork,

@@ -32,7 +32,7 @@ from feedline.planning.schedule import Schedule
 from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
 from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.progress import Progress, log_progress, on_progress
-from feedline.service.cluster.connection.outage import WAITING
+from feedline.service.cluster.outage import WAITING
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.footer_tasks import read_footers

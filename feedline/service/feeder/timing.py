@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from feedline.service.cluster.connection.fair_share import priority
+from feedline.service.cluster.fair_share import priority
 from feedline.service.cluster.recent import Recent
 
 # No block is due later than this, since the pace may change.

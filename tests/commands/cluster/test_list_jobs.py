@@ -13,7 +13,7 @@ from schedulers import connected, local_cluster
 from feedline.commands.cluster.list_jobs import jobs_table
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.job_reports import FeederShare
-from feedline.service.cluster.connection.job_listing import JobListing
+from feedline.service.scheduler.job_listing import JobListing
 from feedline.service.scheduler.job_rows import job_rows
 
 

@@ -15,10 +15,9 @@ from processes import free_port
 from proxy import Proxy
 
 from feedline.errors import ClusterError
-from feedline.service.cluster import result_fetcher, worker_checks
-from feedline.service.cluster.connection import scheduler_echo
-from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
+from feedline.service.cluster import result_fetcher, scheduler_connection, worker_checks
 from feedline.service.cluster.result_fetcher import ResultFetcher
+from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.dask_patches import scheduler_watch
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess
@@ -83,8 +82,8 @@ ANSWERS_WITHIN_S = 1.0
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(scheduler_echo, "_EVERY_S", 0.1)
-    monkeypatch.setattr(scheduler_echo, "_ROUND_S", ANSWERS_WITHIN_S)
+    monkeypatch.setattr(scheduler_connection, "_EVERY_S", 0.1)
+    monkeypatch.setattr(scheduler_connection, "_ROUND_S", ANSWERS_WITHIN_S)
     monkeypatch.setattr(result_fetcher, "_FETCH_S", ANSWERS_WITHIN_S)
     with Served() as served:
         yield served

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from pipelines import eventually
 
+from feedline.service.cluster.cluster import ReservedPort
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.reserved_port import ReservedPort
 from feedline.spec.cluster_section import ClusterSpec
 
 

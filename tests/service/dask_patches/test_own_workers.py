@@ -14,7 +14,7 @@ from pipelines import PATIENCE_S
 from schedulers import local_cluster
 
 from feedline.errors import ClusterError
-from feedline.service.cluster.connection import scheduler_connection
+from feedline.service.cluster import scheduler_connection
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.dask_patches import own_workers, versions
 from feedline.service.dask_patches.own_workers import with_rare_heartbeat

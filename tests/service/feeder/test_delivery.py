@@ -20,8 +20,8 @@ from streams import Stream, hedged, missing, run, window
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
 from feedline.service.cluster import attempts
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.connection.task_places import TaskPlaces
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.task_places import TaskPlaces
 from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.feeder.delivery import Delivery
 from feedline.spec.cluster_section import ClusterSpec

@@ -21,9 +21,8 @@ from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule
 from feedline.progress import report_progress
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
-from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.threads.thread_cluster import ThreadCluster
+from feedline.service.cluster.open_cluster import ThreadCluster, open_cluster
+from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.feeder.planner import Planner, _Waiting, activity
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.formats import list_table

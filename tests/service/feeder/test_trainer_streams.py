@@ -18,7 +18,7 @@ from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, FeederFailur
 from feedline.planning.plan import Plan
 from feedline.service.cluster import attempts
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.connection.task_places import TaskPlaces
+from feedline.service.cluster.task_places import TaskPlaces
 from feedline.service.feeder.delivery import Delivery
 
 WINDOW, STEPS = 3, 40  # an epoch is a single block, and has more steps than the ring has slots

@@ -26,8 +26,8 @@ from tornado.ioloop import PeriodicCallback
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare
-from feedline.service.cluster.connection.job_listing import list_jobs
 from feedline.service.scheduler import routes
+from feedline.service.scheduler.job_listing import list_jobs
 
 
 def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():

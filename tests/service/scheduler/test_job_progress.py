@@ -9,7 +9,7 @@ import pytest
 from feeder_statuses import status_of
 
 from feedline.loader.wire.run_status import FeederStatus
-from feedline.service.scheduler.job_progress import progress_by_job, states_by_job
+from feedline.service.scheduler.job_listing import progress_by_job, states_by_job
 
 
 def paced(status: FeederStatus, *, step_s: float, wait_s: float = 0.0, epochs: int = 1) -> FeederStatus:

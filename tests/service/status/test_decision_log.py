@@ -17,7 +17,7 @@ def test_decisions_are_kept_by_topic(caplog: pytest.LogCaptureFixture):
         for name in ("feedline.window", "feedline.scaling", "feedline.cache"):
             caplog.set_level(logging.INFO, name)
             logging.getLogger(name).info("rank %d: more", 3)
-        logging.getLogger("feedline.service.cluster.connection.scheduler_connection").warning("it is gone: got OSError")
+        logging.getLogger("feedline.service.cluster.scheduler_connection").warning("it is gone: got OSError")
         logging.getLogger("feedline.service.feeder.delivery").warning("of another part")
     logging.getLogger("feedline.window").warning("after the end")
     decisions = log.last()

@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from feedline.errors import ClusterError
-from feedline.service.cluster.connection.scheduler_check import check_scheduler
+from feedline.service.cluster.scheduler_connection import check_scheduler
 from feedline.service.tls.authority import make_certificates
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import check_scheduler_host, explain_refusal

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distributed import Client
@@ -20,14 +21,77 @@ from tornado.ioloop import PeriodicCallback
 from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
 from feedline.loader.wire.job_reports import LOST_TOPIC, JobAnswer, JobReport
 from feedline.loader.wire.run_status import FeederStatus
-from feedline.service.cluster.connection.fair_share import FairShare
-from feedline.service.cluster.connection.idle_connections import IdleConnections
-from feedline.service.cluster.connection.pass_demand import PassDemand
+from feedline.service.cluster.fair_share import FairShare
 from feedline.service.scheduler.extension import METADATA_KEY
 from feedline.service.scheduler.routes import route_digest
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
+
+# Longer than a worker is likely to be out of the route, or between two blocks that were submitted before it left.
+IDLE_S = 10.0
+
+
+@dataclass(slots=True)
+class IdleConnections:
+    """Since when workers that are not of the route have connections that carry nothing.
+
+    Dask keeps a connection to each worker that a result was fetched from until it has 512. Those of workers that left
+    the feeder's route would add up to all workers of a cluster.
+    """
+
+    _since_s: dict[str, float] = field(default_factory=dict)  # by address
+
+    def close_others(self, pool: Any, route: Collection[str], now_s: float) -> None:
+        """Close connections to workers outside of the route that were idle for `IDLE_S`. Called every few seconds.
+
+        pool: `distributed.core.ConnectionPool`. route: empty if all workers compute for the client.
+        """
+        idle: set[str] = set()
+        if route:
+            idle = {
+                address
+                for address, open_ones in pool.available.items()
+                if open_ones and address not in route and not pool.occupied.get(address)
+            }
+        self._since_s = {address: self._since_s.get(address, now_s) for address in idle}
+        for address, since_s in self._since_s.items():
+            if now_s - since_s >= IDLE_S:
+                pool.remove(address, reason="idle")
+
+
+# For so long the most that was asked for stays: longer than the pause between two waves.
+HELD_S = 10.0
+
+
+@dataclass(slots=True)
+class PassDemand:
+    """The threads of workers that all passes of a process can use: counts, footers, fits.
+
+    A pass can use a thread for each task that has not ended, and asks for more than one only when it has lasted
+    `grow_after_s`, as long as a trainer would have to wait: docs/decisions/0022-workers-follow-waiting-trainers.md.
+    """
+
+    grow_after_s: float
+    _since_s: float | None = None  # the beginning of the pass
+    _recent: deque[tuple[float, float]] = field(default_factory=deque)  # times and demands
+
+    def look(self, open_tasks: int, now_s: float) -> float:
+        """The threads that the tasks which have not ended can use; 0 without a pass. Called every few seconds."""
+        if open_tasks and self._since_s is None:
+            self._since_s = now_s
+        demand = 0.0
+        if open_tasks and self._since_s is not None:
+            demand = float(open_tasks) if now_s - self._since_s >= self.grow_after_s else 1.0
+        self._recent.append((now_s, demand))
+        while self._recent[0][0] < now_s - HELD_S:
+            self._recent.popleft()
+        most = max(each for _, each in self._recent)
+        if not most:
+            self._since_s = None
+        return most
+
+
 _scaling_logger = logging.getLogger("feedline.scaling")
 
 _EVERY_S = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedline.service.cluster.connection.outage import Missing, OutageTimer
+from feedline.service.cluster.outage import Missing, OutageTimer
 
 
 def looks(timer: OutageTimer, missing: Missing | None, *, waiting: bool, times: int, at_s: float) -> list[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
+import itertools
 import logging
 import threading
 import time
@@ -22,12 +24,116 @@ from distributed import Client, Future
 from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
-from feedline.service.cluster.connection.outage import OutageTimer, waits
-from feedline.service.cluster.connection.scheduler_echo import SchedulerEcho
-from feedline.service.cluster.connection.task_places import TaskPlaces, ask_places
+from feedline.service.cluster.outage import OutageTimer, waits
+from feedline.service.cluster.task_places import TaskPlaces, ask_places
 from feedline.service.dask_patches.client_totals import worker_totals
+from feedline.service.tls.refused_connection import check_scheduler_host
 
 logger = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+# Rounds are counted, not seconds: a process that was suspended finds its answers waiting when it goes on.
+_ROUND_S, _ROUNDS = 2.5, 5
+_SUBSCRIBED_S = 0.05  # time for the subscription to overtake the call, so that one round is enough
+_TOPIC = "feedline-echo"  # of all clients: a scheduler keeps topics for good
+
+
+class SchedulerEcho:
+    """Asks for echoes, and breaks the connections of a client that gets none: it then connects again by itself.
+
+    An echo takes both connections of the client: it subscribes to a topic through the stream of tasks, asks for an
+    event by a call, and expects the event from the stream (docs/decisions/0025-half-open-connections.md).
+    """
+
+    def __init__(self) -> None:
+        self._asking: Handle[None] | None = None
+        self._numbers = itertools.count()
+
+    def look(self, client: Client) -> None:
+        """Ask for an echo some seconds after the last one. Never blocks."""
+        if self._asking is None or self._asking.done():
+            loop: Any = client.loop
+            self._asking = asyncio.run_coroutine_threadsafe(self._ask(client), loop.asyncio_loop)
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _ask(self, client: Client) -> None:
+        await asyncio.sleep(_EVERY_S)
+        stream = client.scheduler_comm
+        if stream is not None and not await self._is_heard(client) and stream is client.scheduler_comm:
+            logger.warning(
+                "the Dask scheduler at %s has not answered for %.0f s, although its connection is open: connecting "
+                "again",
+                _address_of(client),
+                _ROUND_S * _ROUNDS,
+            )
+            sever(client)
+
+    async def _is_heard(self, client: Client) -> bool:
+        """Whether an echo arrives. True if the connection breaks meanwhile, which the client notices itself."""
+        scheduler: Any = client.scheduler
+        message, heard = f"{client.id} {next(self._numbers)}", asyncio.Event()
+
+        def hear(event: tuple[float, str]) -> None:
+            if event[1] == message:
+                heard.set()
+
+        client.subscribe_topic(_TOPIC, hear)
+        try:
+            await asyncio.sleep(_SUBSCRIBED_S)
+            for _ in range(_ROUNDS):
+                try:
+                    async with asyncio.timeout(_ROUND_S):
+                        await scheduler.log_event(topic=_TOPIC, msg=message)
+                        await heard.wait()
+                        return True
+                except TimeoutError:
+                    continue
+        except OSError:
+            return True
+        else:
+            return False
+        finally:
+            if heard.is_set() and client.status == "running":  # else the subscription ends with the connection
+                client.unsubscribe_topic(_TOPIC)
+
+
+def sever(client: Client) -> None:
+    """Break all connections to the scheduler, on the client's event loop."""
+    client.rpc.remove(_address_of(client))
+    stream = client.scheduler_comm
+    if stream is not None:
+        stream.comm.abort()
+
+
+def _address_of(client: Client) -> str:
+    scheduler: Any = client.scheduler
+    return str(scheduler.address)
+
+
+def check_scheduler(client: Client, address: str) -> None:
+    """Raise ClusterError where the certificate names other hosts, or the scheduler has another version of Dask.
+
+    A scheduler that is lost meanwhile is looked for later, and checked then.
+    """
+    connection: Any = client.scheduler_comm
+    if connection is not None:
+        check_scheduler_host(address, connection.comm.extra_info.get("peercert") or {})
+    scheduler: Any = client.scheduler
+    try:
+        versions: Mapping[str, Any] = client.sync(scheduler.versions, callback_timeout=_ANSWER_S)
+    except (OSError, TimeoutError):
+        return
+    theirs, ours = versions.get("packages", {}).get("distributed"), importlib.metadata.version("distributed")
+    if theirs != ours:
+        raise ClusterError(
+            f"the scheduler at {address} has another distributed: got {theirs}, expected {ours} as in the feeder. "
+            f"Install the same versions of dask and distributed everywhere"
+        )
+
 
 T = TypeVar("T")
 

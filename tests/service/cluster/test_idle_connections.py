@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from feedline.service.cluster.connection.idle_connections import IDLE_S, IdleConnections
+from feedline.service.cluster.reporting import IDLE_S, IdleConnections
 
 
 def test_only_idle_connections_to_workers_outside_of_the_route_are_closed():

@@ -13,10 +13,10 @@ from distributed import SpecCluster, Worker
 from job_reports import REPORT
 
 from feedline.fitting.reduction import map_tasks
-from feedline.service.cluster.connection import reporting
-from feedline.service.cluster.connection.pass_demand import HELD_S, PassDemand
+from feedline.service.cluster import reporting
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.reporting import HELD_S, PassDemand
 from feedline.service.dask_patches.without_http import PagelessScheduler
 from feedline.spec.cluster_section import ClusterSpec
 

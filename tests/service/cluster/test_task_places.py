@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedline.service.cluster.connection.task_places import TaskPlaces, answer_of, ask_places
+from feedline.service.cluster.task_places import TaskPlaces, answer_of, ask_places
 
 
 class Scheduler:

@@ -12,8 +12,8 @@ from pipelines import PATIENCE_S, eventually
 
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.spec.cluster_section import ClusterSpec
 
 
