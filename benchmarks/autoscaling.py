@@ -26,7 +26,7 @@ from rich.table import Table as RichTable
 from scaled_trainer import ScalingPolicy, Scene, simulate
 
 from feedline import FeedlineDataset
-from feedline.service.scaling.autoscale import (
+from feedline.service.autoscale import (
     Autoscaler,
     ScalingDecision,
     ScalingRules,

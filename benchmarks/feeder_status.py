@@ -24,7 +24,7 @@ from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, ReadPart
 from feedline.service.feeder.timing import TrainerPace
 from feedline.service.feeder.trainer_session import FeederCounters
-from feedline.service.status.status_gatherer import StatusGatherer
+from feedline.service.feeder_status import StatusGatherer
 from feedline.spec import load_spec
 
 PIPELINE = {

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from feedline.service.scaling.autoscale import ScalingDecision, ScalingSample
-from feedline.service.scaling.load import LoadMeter, TrainerLoad
+from feedline.service.autoscale import LoadMeter, ScalingDecision, ScalingSample, TrainerLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

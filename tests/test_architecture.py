@@ -72,12 +72,12 @@ INSIDE = {
         {"lightning_data"},
     ],
     "service": [
-        {"dask_patches", "monitoring", "tls", "log_lines", "plan_frame", "drain", "worker_cores"},
-        {"page"},
+        {"dask_patches", "monitoring", "certificates", "log_lines", "plan_frame", "drain", "worker_cores"},
+        {"certificate_authority", "refused_connection", "autoscale", "scheduler_load", "page"},
         {"scheduler", "worker"},
-        {"scaling", "cluster"},
-        {"feeder"},
-        {"status"},
+        {"worker_demand", "cluster"},
+        {"last_runs", "feeder"},
+        {"feeder_status"},
     ],
 }
 LOOKED_UP = {"OPS", "bind", "resolve"}  # by `transforms.ops`, which has declared all ops; but for these packages

@@ -29,9 +29,9 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder_process import ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
+from feedline.service.feeder_status import StatusGatherer
 from feedline.service.monitoring.feeder_watch import remove_dead_targets, watch_feeder
-from feedline.service.scaling.demand import Demand, feeder_name, job_name
-from feedline.service.status.status_gatherer import StatusGatherer
+from feedline.service.worker_demand import Demand, feeder_name, job_name
 from feedline.spec import PipelineSpec
 from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage

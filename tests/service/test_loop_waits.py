@@ -23,7 +23,7 @@ from feedline.service.cluster import attempts, scheduler_connection
 from feedline.service.feeder import block_work, feeder
 from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.feeder import Feeder
-from feedline.service.status.status_gatherer import StatusGatherer
+from feedline.service.feeder_status import StatusGatherer
 
 STEPS = 12
 

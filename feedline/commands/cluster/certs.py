@@ -31,7 +31,7 @@ def certs(
 ) -> None:
     """Make a certificate authority, and certificates for a cluster's scheduler, workers and clients."""
     try:
-        from feedline.service.tls.authority import make_certificates  # noqa: PLC0415 -- cryptography is an extra
+        from feedline.service.certificate_authority import make_certificates  # noqa: PLC0415 -- cryptography is an extra
     except ImportError as error:
         raise SpecError(
             f"feedline certs needs the package cryptography: {error}. Install it: pip install 'feedline[tls]'"

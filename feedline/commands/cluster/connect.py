@@ -16,7 +16,7 @@ from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.scaling.demand import Demand
+from feedline.service.worker_demand import Demand
 from feedline.spec import PipelineSpec
 
 

@@ -35,7 +35,7 @@ from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
 from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.window import window_bounds
-from feedline.service.scaling.scheduler_load import describe_load, scheduler_load
+from feedline.service.scheduler_load import describe_load, scheduler_load
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import arrow_columns, bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, count_files, stages_of

@@ -27,6 +27,7 @@ from feedline.loader.wire.job_reports import JobReport
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
+from feedline.service.certificates import security_of
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.fair_share import FairShare
 from feedline.service.cluster.local_cluster import start_processes, start_threads
@@ -38,10 +39,9 @@ from feedline.service.cluster.scheduler_connection import SchedulerConnection, c
 from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CONFIG, THREADS_CONFIG, private_config
 from feedline.service.dask_patches.own_workers import worker_failure
 from feedline.service.dask_patches.steady_loop import steady
+from feedline.service.refused_connection import explain_refusal
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.status_source import offer_statuses
-from feedline.service.tls.refused_connection import explain_refusal
-from feedline.service.tls.security import security_of
 from feedline.service.worker.watched_worker import watched_workers
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.monitoring_section import MetricsSpec

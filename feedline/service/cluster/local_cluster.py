@@ -32,7 +32,7 @@ _LOOPBACK = "127.0.0.1"
 # The options of all nodes. The scheduler's dashboard is loaded on demand; workers' would load bokeh for nothing.
 _NODE = {"dashboard": False, "dashboard_address": f"{_LOOPBACK}:0"}
 # How often Dask asks how many workers there should be, and the answers in a row after which one is closed. The
-# hysteresis is in the reports (`service/scaling/autoscale.py`).
+# hysteresis is in the reports (`service/autoscale.py`).
 _ADAPT_S, _SHRINK_ANSWERS = 1.0, 2
 
 

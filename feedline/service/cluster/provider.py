@@ -28,10 +28,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from feedline.errors import ClusterError
+from feedline.service.certificates import security_of
 from feedline.service.cluster.local_cluster import temporary_security
 from feedline.service.dask_patches.deployments import forget_unstarted, has_fixed_workers
 from feedline.service.scheduler.extension import install
-from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import ClusterSpec, is_loopback
 
 logger = logging.getLogger(__name__)

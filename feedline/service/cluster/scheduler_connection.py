@@ -27,7 +27,7 @@ from feedline.errors import ClusterError
 from feedline.service.cluster.outage import OutageTimer, waits
 from feedline.service.cluster.task_places import TaskPlaces, ask_places
 from feedline.service.dask_patches.client_totals import worker_totals
-from feedline.service.tls.refused_connection import check_scheduler_host
+from feedline.service.refused_connection import check_scheduler_host
 
 logger = logging.getLogger(__name__)
 

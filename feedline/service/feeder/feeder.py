@@ -21,7 +21,7 @@ from feedline.loader.wire.run_status import FeederStatus
 from feedline.resources.allocators import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.trainer_session import TrainerSession
-from feedline.service.scaling.demand import Demand
+from feedline.service.worker_demand import Demand
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ from feedline.planning.schedule import rank_lanes
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.progress import Progress
 from feedline.resources.cgroups import available_memory_bytes
+from feedline.service.autoscale import TrainerLoad
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.delivery import DeliveryStats
 from feedline.service.feeder.planner import Agreement, Planner
@@ -35,7 +36,6 @@ from feedline.service.feeder.slot_writers import SlotWriters
 from feedline.service.feeder.timing import TrainerPace
 from feedline.service.feeder.trainer_stream import TrainerStream
 from feedline.service.feeder.trainer_streams import TrainerStreams
-from feedline.service.scaling.load import TrainerLoad
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)

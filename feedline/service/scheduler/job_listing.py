@@ -17,9 +17,9 @@ from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.loader.wire.run_status import FeederStatus, RankStatus, state_of_ranks
+from feedline.service.certificates import security_of
+from feedline.service.refused_connection import explain_refusal
 from feedline.service.scheduler.extension import METADATA_KEY
-from feedline.service.tls.refused_connection import explain_refusal
-from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import TlsSpec
 from feedline.version import VERSION
 

@@ -18,13 +18,13 @@ import dask
 from distributed import Security
 
 from feedline.errors import ClusterError, SpecError
+from feedline.service.certificates import security_of
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
 from feedline.service.dask_patches.without_http import scheduler_class
 from feedline.service.page.dashboard import PAGE
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.preload import dask_setup
 from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
-from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import TlsSpec, is_loopback
 from feedline.spec.monitoring_section import MetricsSpec
 

@@ -23,7 +23,7 @@ from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.ring.status_files import live_statuses
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores
-from feedline.service.scaling.demand import job_name
+from feedline.service.worker_demand import job_name
 from feedline.spec import load_spec
 from feedline.spec.document.overrides import parse_overrides
 from feedline.workbench.explain.cost_process import ALONE_S, attached_budget_s, measure_apart, watch_s_for_costs
@@ -160,7 +160,7 @@ def _watched_run(spec: PipelineSpec, seconds: float, store_bytes_per_s: float | 
 
 
 def _last_run(spec: PipelineSpec, store_bytes_per_s: float | None) -> Explanation:
-    from feedline.service.status.last_runs import last_status  # noqa: PLC0415 -- 0.1 s of CPU time
+    from feedline.service.last_runs import last_status  # noqa: PLC0415 -- 0.1 s of CPU time
 
     return explain_last(spec, last_status(spec), store_bytes_per_s=store_bytes_per_s)
 

@@ -28,7 +28,7 @@ from feedline import FeedlineDataset, Pipeline
 from feedline.errors import DataError, FeedlineError, PlanError, StateError
 from feedline.loader import dataset
 from feedline.loader.encoding.layout import SlotHeader
-from feedline.loader.ring import channel, client, feeder_connection, feeder_source, reports, room, slots
+from feedline.loader.ring import channel, client, feeder_connection, feeder_source, reports, slots
 from feedline.loader.ring.channel import ChannelClosedError, adopt, pair
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.slots import RingWriter
@@ -327,7 +327,7 @@ def test_a_stream_continues_after_an_error_behind_unread_batches(
     assert NearFeeder.living == []
 
 
-_MODULES = {each.__file__ for each in (channel, feeder_connection, dataset, client, slots, room, reports, ring)}
+_MODULES = {each.__file__ for each in (channel, feeder_connection, dataset, client, slots, reports, ring)}
 # What the kernel hands over is lost where an interrupt comes before it has a name: a descriptor stays open.
 _NAMELESS = {
     "Channel._receive_descriptor",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feedline.errors import ClusterError
-from feedline.service.tls.certificate_files import (
+from feedline.service.certificates import (
     EXPIRED,
     NOT_YET_VALID,
     UNSUITABLE_PURPOSE,

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import TableNotFoundError
-from feedline.service.status import last_runs
-from feedline.service.status.last_runs import LastRun, _files, last_status, last_statuses
+from feedline.service import last_runs
+from feedline.service.last_runs import LastRun, _files, last_status, last_statuses
 from feedline.spec import load_spec
 from feedline.warehouse.storage.locations import absolute, locate
 

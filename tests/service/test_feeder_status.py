@@ -19,10 +19,10 @@ from feedline import FeedlineDataset
 from feedline.errors import DataError
 from feedline.loader.ring.status_files import live_statuses
 from feedline.loader.wire.run_status import FeederStatus
+from feedline.service import feeder_status as status_gatherer
+from feedline.service.feeder_status import StatusGatherer
+from feedline.service.last_runs import LastRun, last_status
 from feedline.service.scheduler.status_source import statuses_of
-from feedline.service.status import status_gatherer
-from feedline.service.status.last_runs import LastRun, last_status
-from feedline.service.status.status_gatherer import StatusGatherer
 from feedline.spec import load_spec
 
 ROWS = 20_000

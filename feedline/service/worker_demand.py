@@ -12,8 +12,15 @@ import uuid
 from collections.abc import Mapping
 
 from feedline.loader.wire.job_reports import JobAnswer, JobReport
-from feedline.service.scaling.autoscale import Autoscaler, ScalingRules, ScalingSample, is_calm
-from feedline.service.scaling.load import FeederLoad, LoadMeter, TrainerLoad
+from feedline.service.autoscale import (
+    Autoscaler,
+    FeederLoad,
+    LoadMeter,
+    ScalingRules,
+    ScalingSample,
+    TrainerLoad,
+    is_calm,
+)
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.spec.cluster_section import ClusterSpec
 

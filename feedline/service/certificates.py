@@ -1,8 +1,9 @@
-"""Check the files of `cluster.tls` before they are used: readable, of one authority, key and certificate a pair, valid.
+"""The certificates of a process that speaks TLS: checked before they are used, and given to Dask.
 
-Runs in: the feeder before it connects, and `feedline scheduler` and `feedline worker` before they listen. Uses Python's
-`ssl` alone. Signature and purpose of a certificate are verified by a handshake in memory between the two sides that it
-could be; dates are compared here, so that a message can name them.
+Runs in: the feeder before it connects, and `feedline scheduler` and `feedline worker` before they listen. Python's
+`ssl` says whether files are readable, of one authority, valid, and key and certificate a pair. Signature and purpose of
+a certificate are verified by a handshake in memory between the two sides that it could be; dates are compared here, so
+that a message can name them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from distributed import Security
 
 from feedline.errors import ClusterError
 from feedline.spec.cluster_section import TlsSpec
@@ -174,3 +177,17 @@ def _read(key: str, file: str) -> None:
 def _reason(error: ssl.SSLError) -> str:
     """OpenSSL's reason as words: NO_START_LINE becomes "no start line"."""
     return (error.reason or str(error)).replace("_", " ").lower()
+
+
+def security_of(tls: TlsSpec | None, *, listens: bool) -> Security:
+    """The security of the files of a `tls` section (None: unencrypted). listens: whether others connect to the process.
+    Raises ClusterError for files that cannot be used."""
+    if tls is None:
+        return Security()
+    check_certificate_files(tls, listens=listens)
+    files = {
+        f"tls_{role}_{part}": getattr(tls, part)
+        for role in ("client", "worker", "scheduler")
+        for part in ("cert", "key")
+    }
+    return Security(tls_ca_file=tls.ca, require_encryption=True, **files)

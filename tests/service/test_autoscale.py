@@ -14,15 +14,16 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.service.scaling.autoscale import (
+from feedline.service.autoscale import (
     Autoscaler,
+    FeederLoad,
+    LoadMeter,
     ScalingDecision,
     ScalingRules,
     ScalingSample,
 )
-from feedline.service.scaling.load import FeederLoad, LoadMeter
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from autoscaling import compare
 from scaled_trainer import Course, Scene, simulate

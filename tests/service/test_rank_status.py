@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from pipelines import furnished
 
 from feedline import Pipeline
-from feedline.service.status.rank_status import plan_status
+from feedline.service.feeder_status import plan_status
 
 
 def test_a_plan_says_what_it_prunes(tmp_path: Path, clicks: Path):

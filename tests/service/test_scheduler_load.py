@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minimal_pipeline import completed
 
 from feedline.planning.mixing import BlockSizes, RowBytes, block_sizes, choose_window
-from feedline.service.scaling.scheduler_load import (
+from feedline.service.scheduler_load import (
     MOST_SHARE,
     SCHEDULER_BLOCKS_PER_S,
     SchedulerLoad,

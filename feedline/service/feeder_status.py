@@ -9,29 +9,154 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
 
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.ring.status_files import StatusFile
 from feedline.loader.wire.facts import FeederStats
-from feedline.loader.wire.run_status import FeederStatus, PlanStatus, RankStatus
+from feedline.loader.wire.run_status import (
+    FeederDecision,
+    FeederStatus,
+    PlanStatus,
+    RankStatus,
+    ReadPart,
+    planning_state,
+)
 from feedline.native.kernels import compiled_kernels
+from feedline.planning.plan import Plan
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.trainer_session import TrainerSession
-from feedline.service.status.decision_log import DecisionLog
-from feedline.service.status.last_runs import LastRun
-from feedline.service.status.rank_status import plan_status, rank_status
-from feedline.service.status.shown_text import shown_text
+from feedline.service.last_runs import LastRun
 from feedline.spec import PipelineSpec
 from feedline.version import VERSION
+from feedline.warehouse.selection.pruning_report import count_files, stages_of
 from feedline.warehouse.storage.faults import safe_text
 from feedline.warehouse.storage.locations import redact
 
 logger = logging.getLogger(__name__)
+
+# Errors begin with the thing and the rule; what follows this word quotes the value that broke it.
+_GOT = ": got "
+# Measures of quality that are values of rows, in a complaint about an expectation.
+_VALUES = re.compile(r"\bgot (min|max) [^,;]+")
+
+
+def shown_text(text: str) -> str:
+    """A line of a log or an error, up to the value that it quotes."""
+    head, got, _ = safe_text(text).partition(_GOT)
+    return f"{head} (the log has the value)" if got else head
+
+
+@lru_cache(maxsize=1024)  # the same few, once a second
+def shown_finding(complaint: str) -> str:
+    """A complaint about the quality of a feature: with rates and counts, without its smallest and largest value."""
+    return _VALUES.sub(r"got \1 …", safe_text(complaint))
+
+
+_KEPT = 50
+_TOPICS: dict[str, Literal["window", "workers", "cache", "cluster"]] = {
+    "feedline.window": "window",
+    "feedline.scaling": "workers",
+    "feedline.cache": "cache",
+    "feedline.service.cluster": "cluster",  # of all its modules, which log warnings only
+}
+
+
+class DecisionLog(logging.Handler):
+    """The last decisions that were logged, from `begin` to `close`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: deque[FeederDecision] = deque(maxlen=_KEPT)
+
+    def begin(self) -> None:
+        """Keep what is logged from now on."""
+        for name in _TOPICS:
+            logging.getLogger(name).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line. Logging calls this."""
+        topic = next(topic for name, topic in _TOPICS.items() if f"{record.name}.".startswith(f"{name}."))
+        self._last.append(FeederDecision(at_s=record.created, topic=topic, text=shown_text(record.getMessage())))
+
+    def last(self) -> tuple[FeederDecision, ...]:
+        """The decisions, the newest last."""
+        return tuple(self._last)
+
+    def close(self) -> None:
+        """Keep nothing more."""
+        for name in _TOPICS:
+            logging.getLogger(name).removeHandler(self)
+        super().close()
+
+
+def rank_status(session: TrainerSession, plan: PlanStatus | None, *, trainer: int, trainers: int) -> RankStatus:
+    """The status of the rank of a session. trainer: its process id; trainers: of this rank that have come so far."""
+    counters, load = session.counters, session.load()
+    state: Literal["feeding", "planning", "waiting for files", "waiting"] = "feeding"
+    if session.streams.plan is None and session.global_rank is None:
+        state = "waiting"
+    elif session.streams.plan is None or session.planning is not None:  # or of the next epoch of a followed table
+        state = planning_state(session.planning)
+    return RankStatus(
+        rank=-1 if session.rank is None else session.rank,
+        state=state,
+        stats=counters.stats(),
+        stalled_s=counters.stalled_s,
+        step_s=session.pace.known_step_s,
+        starved=session.starved,
+        ready=load.ready,
+        held_bytes=session.streams.held_bytes,
+        trainer=trainer,
+        trainers=trainers,
+        plan=plan,
+        problems=session.monitor.problems(),
+        findings=tuple(map(shown_finding, session.monitor.findings)),
+    )
+
+
+def plan_status(plan: RunPlan) -> PlanStatus:
+    """What a plan delivers in an epoch, and which parts of its tables it reads."""
+    facts = plan.facts()
+    return PlanStatus(
+        plan=facts.plan,
+        snapshot=facts.snapshot,
+        rows=facts.rows,
+        rows_dropped=facts.rows_dropped,
+        steps=facts.steps,
+        batch_size=facts.batch_size,
+        pruning=tuple(part for each in plan.sources for part in _read_parts(each, named=len(plan.sources) > 1)),
+    )
+
+
+def _read_parts(plan: Plan, *, named: bool) -> Iterator[ReadPart]:
+    """The table's files, and its row groups after each stage that drops some. named: say which source it is."""
+    snapshot, selection = plan.snapshot, plan.selection
+    head = f"{plan.spec.source_name}: " if named else ""
+    kept_groups, sizes = selection.rows > 0, plan.row_group_bytes
+    files = count_files(snapshot, kept_groups)
+    nbytes = int(sizes[kept_groups].sum())
+    yield ReadPart(what=f"{head}files", total=len(snapshot.files), kept=files, nbytes=nbytes)
+    before = len(kept_groups)
+    stages = stages_of(snapshot, selection.verdicts, rows=selection.kept_rows, matched=selection.matched)
+    for stage in (*stages, None):
+        row_groups, name = (kept_groups, "exclusions") if stage is None else (stage.row_groups, stage.name)
+        kept = int(np.count_nonzero(row_groups))
+        if name in ("partitions", "statistics") or kept < before:
+            size = int(sizes[row_groups].sum())
+            yield ReadPart(what=f"{head}row groups by {name}", total=before, kept=kept, nbytes=size)
+        before = kept
+
 
 # How often the live file is written.
 _WRITE_S = 2.0

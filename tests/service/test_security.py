@@ -9,8 +9,8 @@ import pytest
 from processes import role_files
 
 from feedline.errors import ClusterError
-from feedline.service.tls.authority import make_certificates
-from feedline.service.tls.security import security_of
+from feedline.service.certificate_authority import make_certificates
+from feedline.service.certificates import security_of
 from feedline.spec.cluster_section import TlsSpec
 
 

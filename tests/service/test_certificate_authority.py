@@ -12,7 +12,7 @@ import pytest
 from processes import ended_here, finished
 
 from feedline.errors import SpecError
-from feedline.service.tls.authority import ROLES, make_certificates
+from feedline.service.certificate_authority import ROLES, make_certificates
 
 NOW = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
 
@@ -104,7 +104,7 @@ def test_the_command_says_what_it_made(tmp_path: Path):
 
 
 def test_without_cryptography_the_command_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(sys.modules, "feedline.service.tls.authority")
+    monkeypatch.delitem(sys.modules, "feedline.service.certificate_authority")
     monkeypatch.setitem(sys.modules, "cryptography", None)
     done = ended_here("certs", tmp_path / "certs")
     assert done.returncode == 2

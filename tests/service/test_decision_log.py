@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from feedline.service.status.decision_log import DecisionLog
+from feedline.service.feeder_status import DecisionLog
 
 
 def test_decisions_are_kept_by_topic(caplog: pytest.LogCaptureFixture):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedline.service.status.shown_text import shown_finding, shown_text
+from feedline.service.feeder_status import shown_finding, shown_text
 
 
 def test_values_and_secrets_are_left_out():

@@ -1,1 +1,0 @@
-"""How many workers a feeder's trainers need, and what gives them as many."""

@@ -1,1 +1,0 @@
-"""The status of a feeder: what its trainers, its cluster and its decisions are, gathered and published."""
