@@ -65,7 +65,7 @@ INSIDE = {
         {"wire"},
         {"limits"},
         {"plan_descriptions", "state", "ring"},
-        {"tensors", "rank_agreement", "dataset_stats", "dataset_messages", "followed_epochs"},
+        {"tensors", "rank_agreement", "dataset_stats"},
         {"batch"},
         {"device_copies", "row_arrays", "data_loaders"},
         {"dataset"},

@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Literal, NamedTuple, Self
@@ -23,24 +23,24 @@ from torch.utils.data import IterableDataset
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
-from feedline.loader.dataset_messages import REPLACED, SHARED, print_ranks, print_rebase, warn_of_plan
 from feedline.loader.dataset_stats import MeasuredDataset
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.sparse_features import SparseFeatures
-from feedline.loader.followed_epochs import FollowedEpochs
-from feedline.loader.launcher import data_rank_of, detect_rank, with_data_rank
+from feedline.loader.launcher import RankInfo, data_rank_of, describe_ranks, detect_rank, with_data_rank
+from feedline.loader.plan_descriptions import describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import feeder_access
 from feedline.loader.ring.pinning import Pinning
-from feedline.loader.state import checked_state, environment_warning, rebased_state, refuse_step_beyond
+from feedline.loader.state import checked_state, environment_warning, rebased_state, refuse_step_beyond, state_of
 from feedline.loader.tensors.keyed_columns import check_chosen
 from feedline.loader.tensors.torchrec_tensors import register_pipelineable
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, PlanFacts, RebaseRequest
 from feedline.native.kernels import warn_of_missing_kernels
+from feedline.resources.cgroups import available_cores
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.chosen_features import choose_features
 from feedline.spec.sections import MAX_INT
@@ -398,3 +398,94 @@ def _hello_for(state: Mapping[str, Any], new: Hello, *, changed: bool, rebase: R
     names = {key: state[key] for key in keys}
     features = None if changed else state["features"]
     return replace(new, rebase=rebase, features=features, **names)
+
+
+_KEPT = 3  # epochs: that of the training step, that of the batches ahead of it, and the next one
+
+
+class FollowedEpochs:
+    """The plans of a followed table, one per epoch, at its border; of another table, the one of all epochs.
+
+    ask: sends a hello and returns the feeder's answer, which may take until files have landed.
+    """
+
+    def __init__(self, ask: Callable[[Hello], Answer]) -> None:
+        self._ask = ask
+        self._answers: dict[int, Answer] = {}
+        self._end: int | None = None  # the epoch before which the run ended
+
+    def begin(self, answer: Answer) -> None:
+        """Forget other answers: the dataset starts, or continues, with this one."""
+        epoch = answer.facts.epoch
+        self._answers, self._end = {} if epoch is None else {epoch: answer}, None
+
+    def opened(self, current: Answer, at: tuple[int, int]) -> tuple[Answer | None, int, int]:
+        """The answer for the epoch that a position is in, or begins, and the position; see `answer_of`."""
+        epoch, step = at
+        if step >= current.facts.steps_of(epoch):
+            epoch, step = epoch + 1, 0
+        return self.answer_of(epoch, current), epoch, step
+
+    def answer_of(self, epoch: int, current: Answer) -> Answer | None:
+        """The answer for an epoch; None where the run has ended before it. current: of the dataset."""
+        if current.facts.epoch in (None, epoch):
+            return current
+        if epoch in self._answers:
+            return self._answers[epoch]
+        if self._end is not None and epoch >= self._end:
+            return None
+        answer = self._ask(replace(current.hello, epoch=epoch))
+        if answer.facts.epoch != epoch:
+            self._end = epoch
+            return None
+        kept = sorted({*self._answers, epoch}, key=lambda each: abs(each - epoch))[:_KEPT]
+        self._answers = {each: answer if each == epoch else self._answers[each] for each in kept}
+        return answer
+
+    def state(self, current: Answer, epoch: int, step: int) -> dict[str, Any]:
+        """The state before a step. The border of an epoch that has not begun is not decided for a state: that is after
+        the last step of the epoch before."""
+        facts = current.facts
+        if facts.epoch is None:
+            return state_of(facts, epoch, step)
+        if epoch not in self._answers and (epoch - 1) in {*self._answers, facts.epoch} and step == 0:
+            last = self._answers.get(epoch - 1, current).facts
+            return state_of(last, epoch - 1, last.steps_of(epoch - 1))
+        answer = self.answer_of(epoch, current)
+        return state_of((current if answer is None else answer).facts, epoch, step)
+
+
+_printed_ranks: set[RankInfo] = set()
+
+REPLACED = (
+    "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has one stream; "
+    "make a second dataset to read twice at once"
+)
+
+SHARED = (
+    "two threads read one dataset: got next() while another thread waits for a batch, expected one thread at a time. "
+    "Read in one thread, which hands batches to the others through a queue"
+)
+
+
+def warn_of_plan(facts: PlanFacts, last: PlanFacts | None) -> None:
+    """Warn of bad files and of nulls, unless the last plan had the same."""
+    if facts.bad_files and (last is None or facts.bad_files != last.bad_files):
+        warnings.warn(describe_bad_files(facts.bad_files), UserWarning, stacklevel=4)
+    for warning in facts.nulls if last is None or facts.nulls != last.nulls else ():
+        warnings.warn(warning, UserWarning, stacklevel=4)
+
+
+def print_ranks(ranks: RankInfo) -> None:
+    """Print once which rank this process found itself to be."""
+    if ranks not in _printed_ranks:
+        _printed_ranks.add(ranks)
+        print(describe_ranks(ranks, available_cores()), file=sys.stderr)
+
+
+def print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:
+    """Print on rank 0 what a rebase has changed."""
+    if ranks.global_rank == 0:
+        rest = facts.rest if facts.snapshot != state["snapshot"] else None
+        outcome = "the table has not changed" if rest is None else describe_rebase(rest)
+        print("\n".join(f"feedline: rebase: {line}" for line in outcome.splitlines()), file=sys.stderr)

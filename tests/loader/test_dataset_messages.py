@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedline.loader.dataset_messages import print_ranks
+from feedline.loader.dataset import print_ranks
 from feedline.loader.launcher import detect_rank
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from feedline.loader.dataset import FollowedEpochs
 from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.followed_epochs import FollowedEpochs
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
 

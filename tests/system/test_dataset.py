@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from feedline import FeedlineDataset
 from feedline.errors import FeedlineError, PlanError, RingError
 from feedline.loader.batch import Batch
-from feedline.loader.dataset_messages import SHARED
+from feedline.loader.dataset import SHARED
 from feedline.loader.ring.slots import _FIRST_SLOTS
 
 STEPS = 78  # 20,000 rows in batches of 256, the rest dropped

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from feedline.loader.limits.idle_runs import busy_share, idle_sentence, is_idle
 from feedline.loader.limits.linear_bound import limits_of
 from feedline.loader.limits.run_facts import Capacity, RunFacts
+from feedline.loader.limits.verdict import busy_share, idle_sentence, is_idle
 
 FOUR = Capacity(cores=4, threads=4)
 Staged = Callable[..., RunFacts]
