@@ -72,7 +72,7 @@ def test_a_worker_shows_its_state_until_it_leaves(tmp_path: Path):
         "feedline_worker": "3",
         "feedline_job": "ctr-1",
     }
-    assert "\nfeedline_worker_threads 2\n" in shown
+    assert "\nfeedline_worker_threads 2.0\n" in shown
     assert "\nfeedline_worker_serving 1.0\n" in shown
     assert "\nfeedline_worker_serving 0.0\n" in again
 
