@@ -155,9 +155,9 @@ def _steps(path: Path) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
 
 def _bytes(path: Path) -> float:
     plan = Pipeline.from_yaml(path).plan()
-    schedule = plan.schedule(0)
+    schedule = plan.source.schedule(0)
     read = sum(plan.request(block, 0).nbytes for lane in range(LANES) for block in schedule.blocks(lane))
-    return read / int(plan.row_group_bytes.sum())
+    return read / int(plan.source.row_group_bytes.sum())
 
 
 def coordinated_speed(lengths: NDArray[np.int64], bounds: Sequence[int], seed: int = 0) -> float:

@@ -80,12 +80,14 @@ def epoch_cost(spec: dict[str, Any], *, copied: bool = False) -> Cost:
     """Compute all blocks of an epoch. copied: and copy each of their arrays once, which is timed apart."""
     plan = Pipeline.from_dict(spec).plan()
     requests = [
-        plan.request(block, 0) for lane in range(plan.lanes) for block in plan.schedule(0).blocks(lane, everything=True)
+        plan.request(block, 0)
+        for lane in range(plan.lanes)
+        for block in plan.source.schedule(0).blocks(lane, everything=True)
     ]
     counts, rows, cpu_s, wall_s, copy_s = CacheCounts(), 0, 0.0, 0.0, 0.0
     for request in requests:
         before, began = time.process_time(), time.perf_counter()
-        result = run_block(plan.job, request, "block", False)
+        result = run_block(plan.source.job, request, "block", False)
         cpu_s, wall_s = cpu_s + time.process_time() - before, wall_s + time.perf_counter() - began
         rows += result.rows
         counts += result.cached or CacheCounts()

@@ -42,11 +42,13 @@ TINY = (4_000, 500)
 
 def epoch_cost(plan: Plan, epoch: int) -> tuple[float, CacheCounts]:
     """CPU seconds of an epoch's blocks, and what they found."""
-    blocks = [block for lane in range(plan.lanes) for block in plan.schedule(epoch).blocks(lane, everything=True)]
+    blocks = [
+        block for lane in range(plan.lanes) for block in plan.source.schedule(epoch).blocks(lane, everything=True)
+    ]
     requests = [plan.request(block, epoch) for block in blocks]
     counts, before_s = CacheCounts(), time.process_time()
     for request in requests:
-        counts += run_block(plan.job, request, "block", False).cached or CacheCounts()
+        counts += run_block(plan.source.job, request, "block", False).cached or CacheCounts()
     return time.process_time() - before_s, counts
 
 

@@ -144,14 +144,14 @@ def _cpu_s(feeders: Sequence[psutil.Process]) -> float:
 
 def filter_cpu_s(plan: Plan, rounds: int) -> float:
     """CPU seconds of reading the filter's columns and evaluating it, on this thread; 0 without a filter."""
-    if plan.where is None:
+    if plan.source.where is None:
         return 0.0
-    columns, costs = sorted(plan.where.columns), []
-    fragments = plan_fragments(plan.snapshot, plan.selection, GROUP_ROWS)
+    columns, costs = sorted(plan.source.where.columns), []
+    fragments = plan_fragments(plan.source.snapshot, plan.source.selection, GROUP_ROWS)
     for _ in range(rounds):
         before = time.process_time()
         for fragment in fragments:
-            for _chunk in read_fragment(fragment, columns, plan.where, plan.snapshot.schema):
+            for _chunk in read_fragment(fragment, columns, plan.source.where, plan.source.snapshot.schema):
                 pass
         costs.append(time.process_time() - before)
     return statistics.median(costs)
@@ -167,19 +167,19 @@ def measure(path: Path, options: argparse.Namespace, where: str | None) -> Figur
                 whole.append(read(path, overrides, [()]))
             else:
                 groups.append(read(path, overrides, GROUPS))
-    kept = np.flatnonzero(plan.selection.rows < plan.snapshot.rows_per_row_group)
-    columns = [] if plan.where is None else sorted(plan.where.columns)
-    filter_bytes = bytes_of(plan.snapshot, None, columns) if len(kept) else 0
+    kept = np.flatnonzero(plan.source.selection.rows < plan.source.snapshot.rows_per_row_group)
+    columns = [] if plan.source.where is None else sorted(plan.source.where.columns)
+    filter_bytes = bytes_of(plan.source.snapshot, None, columns) if len(kept) else 0
     filter_s = filter_cpu_s(plan, options.rounds)
-    apart = sum(int(plan_column_group(plan, names).row_group_bytes.sum()) for names in GROUPS)
+    apart = sum(int(plan_column_group(plan, names).source.row_group_bytes.sum()) for names in GROUPS)
     if {run.rows for run in (*whole, *groups)} != {whole[0].rows}:
         raise AssertionError("groups and the reader of all features had different rows")
     return Figures(
         where=where,
-        rows=int(plan.selection.rows.sum()),
+        rows=int(plan.source.selection.rows.sum()),
         filter_bytes=filter_bytes,
         filter_cpu_s=filter_s,
-        planned_bytes=(int(plan.row_group_bytes.sum()), apart),
+        planned_bytes=(int(plan.source.row_group_bytes.sum()), apart),
         whole=_median(whole),
         groups=_median(groups),
         bytes_ratio=groups[0].nbytes / (whole[0].nbytes + filter_bytes),

@@ -77,8 +77,8 @@ def block_seconds(plans: Mapping[str, Plan], rounds: int) -> dict[str, dict[str,
 def _blocks(plan: Plan) -> dict[str, float]:
     total = dict.fromkeys(("read", "transform", "encode"), 0.0)
     began = time.process_time()
-    for number, block in enumerate(plan.schedule(0).blocks_of([0], first_step=0)):
-        result = run_block(plan.job, plan.request(block, 0), f"block-{number}", packed=False)
+    for number, block in enumerate(plan.source.schedule(0).blocks_of([0], first_step=0)):
+        result = run_block(plan.source.job, plan.request(block, 0), f"block-{number}", packed=False)
         total["read"] += result.read_s
         total["transform"] += result.transform_s
         total["encode"] += result.encode_s

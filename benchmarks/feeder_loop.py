@@ -68,9 +68,9 @@ class ReadyBlocks(ThreadCluster):
             metrics=None,
             code=(),
         )
-        schedule = plan.schedule(0)
+        schedule = plan.source.schedule(0)
         requests = [plan.request(block, 0) for lane in range(plan.lanes) for block in schedule.blocks(lane)]
-        self._results = {request: run_block(plan.job, request, "block", False) for request in requests}
+        self._results = {request: run_block(plan.source.job, request, "block", False) for request in requests}
 
     dashboard = None
 

@@ -27,7 +27,7 @@ from feedline.blocks.permutation import permutation
 from feedline.commands.plan.lane_borders import row_groups_read_twice
 from feedline.commands.plan.report import row_bytes
 from feedline.errors import PlanError
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec.sections import ShuffleSpec
 
 Int64s = NDArray[np.int64]
@@ -69,7 +69,7 @@ class ShuffleQuality:
     regions: tuple[tuple[float, ...], ...]
 
 
-def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
+def alternatives(plan: SourcePlan) -> list[tuple[str, SourcePlan]]:
     """The plan's own setting, and two others by name: half and twice its window, or two windows if it has none. Raises
     PlanError for a plan with buckets."""
     if plan.lengths is not None:
@@ -89,22 +89,22 @@ def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
     return [(present or _name(plan), plan), *((_name(other), other) for other in others)]
 
 
-def _with(plan: Plan, shuffle: ShuffleSpec) -> Plan:
+def _with(plan: SourcePlan, shuffle: ShuffleSpec) -> SourcePlan:
     spec = plan.spec.model_copy(update={"shuffle": shuffle})
-    return replace(plan, spec=spec, resumed_window=None, rebase=None)
+    return replace(plan, spec=spec, run_window=None, rebase=None)
 
 
-def _name(plan: Plan) -> str:
+def _name(plan: SourcePlan) -> str:
     return f"window_rows: {plan.window.rows:,}"
 
 
-def measure_shuffle(name: str, plan: Plan, *, world_size: int) -> ShuffleQuality:
+def measure_shuffle(name: str, plan: SourcePlan, *, world_size: int) -> ShuffleQuality:
     """Measure a plan's first epoch."""
     return _Measurement(plan).quality(name, world_size)
 
 
 class _Measurement:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SourcePlan) -> None:
         self._plan = plan
         self._schedule = plan.schedule(0)
         self._ends = np.cumsum(plan.selection.rows, dtype=np.int64)  # of row groups, in the table's order
@@ -204,7 +204,7 @@ def heat_strip(shares: tuple[float, ...]) -> str:
     return "".join(" ░▒▓█"[int(np.searchsorted(levels, share, side="right"))] for share in shares)
 
 
-def describe_shuffle(plan: Plan, *, world_size: int) -> dict[str, Any]:
+def describe_shuffle(plan: SourcePlan, *, world_size: int) -> dict[str, Any]:
     """Describe the quality of the plan's shuffle and of two other settings, as plain values."""
     if plan.weights is not None:
         raise plan.spec.error(
@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    plan = Pipeline.from_yaml(arguments.pipeline).plan(world_size=arguments.world_size)
+    plan = Pipeline.from_yaml(arguments.pipeline).plan(world_size=arguments.world_size).source
     facts = describe_shuffle(plan, world_size=arguments.world_size)
     if arguments.json:
         print(json.dumps(facts))

@@ -54,8 +54,10 @@ def main() -> int:
 def batches_of(plan: Plan, rows: int) -> list[RowSlice]:
     """Batches of some blocks, each of rows of one block."""
     batches = []
-    for block in list(plan.schedule(0).blocks_of([0], first_step=0))[:BLOCKS]:
-        for part in unpack_block(plan.layout, run_block(plan.job, plan.request(block, 0), "block", packed=False)):
+    for block in list(plan.source.schedule(0).blocks_of([0], first_step=0))[:BLOCKS]:
+        for part in unpack_block(
+            plan.layout, run_block(plan.source.job, plan.request(block, 0), "block", packed=False)
+        ):
             starts = range(0, part.rows - rows + 1, rows)
             batches += [RowSlice(encoded=part, start=start, stop=start + rows) for start in starts]
     return batches

@@ -140,7 +140,7 @@ def measure_plan(folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     plan = pipeline.plan(world_size=8)
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "files": len(plan.snapshot.files), "id": plan.snapshot.id}
+    return {"seconds": seconds, "files": len(plan.source.snapshot.files), "id": plan.source.snapshot.id}
 
 
 def measure_synthetic(folder: Path, files: int) -> dict[str, Any]:

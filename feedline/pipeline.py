@@ -21,6 +21,7 @@ from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.wire.facts import Hello
 from feedline.planning.column_groups import plan_column_group
+from feedline.planning.plan import Plan
 from feedline.planning.resolve import (
     Fit,
     current_snapshot,
@@ -34,7 +35,6 @@ from feedline.planning.resolve import (
     resolve_state,
     start_of,
 )
-from feedline.planning.sources.mixed_plan import RunPlan, require_plain
 from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.in_process import iterate_plan
 from feedline.service.feeder.quality_monitor import QualityMonitor
@@ -98,7 +98,7 @@ class Pipeline:
         """The same of each source. Where a `snapshot` may be given, these may, too."""
         return current_snapshots(self.spec, map=map)
 
-    def plan(self, *, world_size: int = 1, snapshot: Snapshots | None = None, map: Map | None = None) -> RunPlan:
+    def plan(self, *, world_size: int = 1, snapshot: Snapshots | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
         lanes = lanes_for(self.spec.lanes, world_size)
         return preview_plan(self.spec, _snapshots_of(self, snapshot, map), lanes=lanes, map=map)
@@ -110,7 +110,7 @@ class Pipeline:
         *,
         map: Map | None = None,
         workers: Workers | None = None,
-    ) -> RunPlan:
+    ) -> Plan:
         """The plan of a new run with every artifact, on a new snapshot unless one is given; snapshot, counts and
         artifacts are kept in work_dir.
 
@@ -128,8 +128,8 @@ class Pipeline:
         job: str,
         map: Map | None = None,
         workers: Workers | None = None,
-        plans: Sequence[RunPlan] = (),
-    ) -> RunPlan:
+        plans: Sequence[Plan] = (),
+    ) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
         With `fit: auto`, `workers` fit what is missing (default: threads of this process). plans: of the pipeline's
@@ -141,11 +141,11 @@ class Pipeline:
             self.spec, hello, start=start_of(hello, job=job), fit=self._fit_with(workers), map=map, plans=plans
         )
 
-    def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
+    def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
         return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
 
-    def next_plan(self, plan: RunPlan, *, map: Map | None = None) -> RunPlan | None:
+    def next_plan(self, plan: Plan, *, map: Map | None = None) -> Plan | None:
         """The plan of the epoch after a plan's (from `complete_plan` or `plan_for`), on a followed table
         (`source.follow`); None where the run has ended.
 
@@ -153,7 +153,7 @@ class Pipeline:
         """
         return resolve_next(self.spec, plan, fit=self._fit_with(None), map=map)
 
-    def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
+    def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan of a state's run on the current table, without the rows that the state's epoch has delivered.
 
         `plan.state_after(state)` continues there. An unchanged table gives the state's own plan. `source.snapshot` is
@@ -237,7 +237,7 @@ class Pipeline:
         *,
         step: int = 0,
         snapshot: Snapshots | None = None,
-        plan: RunPlan | None = None,
+        plan: Plan | None = None,
         features: Sequence[str] | None = None,
     ) -> Iterator[Batch]:
         """The batches of one rank and epoch from a step on, computed in this process and thread: no ring, no Dask.
@@ -267,9 +267,10 @@ class Pipeline:
         """
         from feedline.service.plan_frame import plan_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
-        plan = require_plain(self.complete_plan(world_size), "to_dask")
+        plan = self.complete_plan(world_size)
+        source = plan.source_for("to_dask")
         _warn(plan)
-        return plan_to_dask(plan, epoch)
+        return plan_to_dask(source, epoch)
 
     def materialize(
         self,
@@ -290,13 +291,14 @@ class Pipeline:
 
         with nullcontext(workers) if workers is not None else self._threads() as own:
             folder = open_output(os.fspath(out), format, overwrite=overwrite)
-            plan = require_plain(self.complete_plan(map=map, workers=own), "materialize")
+            plan = self.complete_plan(map=map, workers=own)
+            source = plan.source_for("materialize")
             plan.require_fitted()
             _warn(plan)
-            monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
+            monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
             self._monitors.append(monitor)
             monitor.begin(0)
-            return write_plan(plan, folder, format, own, monitor=monitor)
+            return write_plan(source, folder, format, own, monitor=monitor)
 
     def _threads(self) -> AbstractContextManager[Workers]:
         threads = self.spec.cluster.threads
@@ -310,7 +312,7 @@ def _snapshots_of(pipeline: Pipeline, given: Snapshots | None, map: Map | None) 
     return (given,) if isinstance(given, Snapshot) else given
 
 
-def _warn(plan: RunPlan) -> None:
+def _warn(plan: Plan) -> None:
     for text in plan.null_warnings():
         warnings.warn(text, UserWarning, stacklevel=3)
     if bad_files := plan.bad_files():

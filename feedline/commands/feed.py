@@ -33,7 +33,7 @@ from feedline.loader.wire.codec import pack
 from feedline.loader.wire.facts import FeederEvent, Hello
 from feedline.loader.wire.ring_messages import FeederFailure
 from feedline.native.kernels import missing_kernels
-from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.plan import Plan
 from feedline.resources.allocators import use_huge_pages
 from feedline.resources.cgroups import widen_affinity
 from feedline.service.feeder.feeder import Feeder
@@ -270,7 +270,7 @@ class _RankDoor:
         )
         self.pipe.put(event)  # from now on the next trainer can connect
 
-    def _print_plan(self, plan: RunPlan) -> None:
+    def _print_plan(self, plan: Plan) -> None:
         self.pipe.put(FeederEvent(type="plan", rank=self.rank, plan=plan.facts()))
 
 

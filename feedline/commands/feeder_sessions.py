@@ -20,9 +20,9 @@ from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.wire.facts import FeederFacts, Hello
 from feedline.planning.agreement import RunStart, verify_agreement
 from feedline.planning.binding.table_features import required_functions
-from feedline.planning.plan import Plan, first_fragment
+from feedline.planning.plan import Plan
 from feedline.planning.resolve import Fit, resolve_hello
-from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.source_plan import SourcePlan, first_fragment
 from feedline.resources.allocators import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
@@ -80,7 +80,7 @@ class FeederSessions:
         rank: int | None,
         wake: Callable[[], None],
         admit: Callable[[Hello], bool] = lambda hello: True,
-        on_plan: Callable[[RunPlan], None] = lambda plan: None,
+        on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> TrainerSession:
         """A session for the trainer at the other end of a channel."""
         request, log = self.request, None
@@ -152,7 +152,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
         remove_dead_targets(spec.metrics)  # of workers that were killed
 
 
-def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart, plans: Sequence[RunPlan]) -> RunPlan:
+def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart, plans: Sequence[Plan]) -> Plan:
     """Resolve the plan that a trainer requests; rank 0 of a new job adds it to the usage record."""
     fit = _fit_on(spec, cluster)
     plan = resolve_hello(spec, hello, start=start, fit=fit, map=cluster.map, plans=plans)
@@ -169,7 +169,7 @@ def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart
     return plan
 
 
-def _reach_of(plan: Plan) -> Reach:
+def _reach_of(plan: SourcePlan) -> Reach:
     record = plan.job.record
     return Reach(
         host=platform.node(),

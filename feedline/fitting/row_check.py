@@ -23,11 +23,11 @@ from feedline.fitting.bad_rows import BadRows, RowCheck, find_bad_rows
 from feedline.fitting.fit_tasks import fit_tasks
 from feedline.fitting.reduction import Workers, run_tasks
 from feedline.planning.binding.table_features import compile_spec, planned_schema
-from feedline.planning.make_plan import make_plan
-from feedline.planning.plan import Plan
+from feedline.planning.make_plan import plan_source
 from feedline.planning.resolve import current_snapshot
 from feedline.planning.rows.exclusions import recorded_sample
 from feedline.planning.rows.kept_rows import read_kept_rows
+from feedline.planning.source_plan import SourcePlan
 from feedline.progress import report_progress
 from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.fragment import count_excluded
@@ -145,7 +145,7 @@ def find_exclusion(
     """
     began_s = time.perf_counter()
     snapshot = current_snapshot(spec, map=map)
-    plan = make_plan(spec, snapshot, lanes=1, map=map, exclude=False)
+    plan = plan_source(spec, snapshot, lanes=1, map=map, exclude=False)
     origin, found = _origin(plan, workers), _Found()
     known, retimed = np.zeros(len(plan.selection.rows), np.bool_), ""
     if earlier is not None:
@@ -196,7 +196,7 @@ class _Found:
         return Exclusion(origin=origin, excluded=dict(sorted(self.excluded.items())), faults=tuple(faults))
 
 
-def _search(plan: Plan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], found: _Found) -> None:
+def _search(plan: SourcePlan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], found: _Found) -> None:
     """Add the bad rows of all row groups but known ones, or until there are too many."""
     selection = replace(plan.selection, rows=np.where(known, 0, plan.selection.rows))
     tasks = fit_tasks(plan.snapshot, selection, workers.threads)
@@ -222,7 +222,7 @@ def _faults_of(bad: BadRows, row_group: int) -> Iterator[RowFault]:
         yield RowFault(row_group=row_group, feature=feature, reason=reason, rows=rows, first=first)
 
 
-def _take_over(plan: Plan, origin: ExclusionOrigin, file: str, found: _Found) -> tuple[NDArray[np.bool_], str]:
+def _take_over(plan: SourcePlan, origin: ExclusionOrigin, file: str, found: _Found) -> tuple[NDArray[np.bool_], str]:
     """Take the row groups of unchanged files over from an earlier exclusion; returns which row groups these are, and a
     line on files that are changed for their times alone."""
     earlier, before = _read_earlier(plan.spec, file)
@@ -258,7 +258,7 @@ def _read_earlier(spec: PipelineSpec, file: str) -> tuple[Exclusion, Snapshot]:
         raise SpecError(f"{message}. Leave it out, to check all rows") from error
 
 
-def _origin(plan: Plan, workers: Workers) -> ExclusionOrigin:
+def _origin(plan: SourcePlan, workers: Workers) -> ExclusionOrigin:
     spec, schema = plan.spec, plan.snapshot.schema
     rules = [
         [feature.name, feature.on_nonfinite == "error", bounds]
@@ -283,7 +283,7 @@ def _types(schema: pa.Schema, columns: Sequence[str]) -> Mapping[str, str]:
     return {name: str(schema.field(name).type) for name in columns if name in schema.names}
 
 
-def _unfitted(plan: Plan) -> tuple[str, ...]:
+def _unfitted(plan: SourcePlan) -> tuple[str, ...]:
     """The features whose fit is missing."""
     if not plan.features.missing_fits:
         return ()
@@ -292,7 +292,7 @@ def _unfitted(plan: Plan) -> tuple[str, ...]:
     return tuple(feature.name for feature, alone in compiled if alone.missing_fits)
 
 
-def _findings(plan: Plan, faults: Sequence[RowFault]) -> tuple[Finding, ...]:
+def _findings(plan: SourcePlan, faults: Sequence[RowFault]) -> tuple[Finding, ...]:
     """The faults by feature and reason, most frequent first, each with its first row, for which row groups are read."""
     of_key: dict[tuple[str, str], list[RowFault]] = {}
     for fault in faults:

@@ -25,8 +25,8 @@ from feedline.materialize.array_plan import PartSizes, arrays_of, lists_in
 from feedline.materialize.block_rows import FilesJob, NumberedBlock
 from feedline.materialize.output_folder import OutputFolder
 from feedline.materialize.parquet_files import file_columns, file_name, write_block_file
-from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
+from feedline.planning.source_plan import SourcePlan
 from feedline.progress import report_progress
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.version import VERSION
@@ -62,7 +62,7 @@ def open_output(out: str, format: str, *, overwrite: bool) -> OutputFolder:
 
 
 def write_plan(
-    plan: Plan,
+    plan: SourcePlan,
     folder: OutputFolder,
     format: str,
     workers: Workers,
@@ -121,7 +121,7 @@ def write_plan(
     )
 
 
-def _blocks(plan: Plan) -> tuple[list[Block], int]:
+def _blocks(plan: SourcePlan) -> tuple[list[Block], int]:
     """All selected rows in the order of the table, cut where splits end; and how many there are."""
     rows = max(1, min(_BLOCK_ROWS, int(_BLOCK_BYTES / max(plan.row_bytes.selected, 1))))
     schedule = Schedule(
@@ -164,7 +164,7 @@ def _write_arrays(files: FilesJob, sizes: PartSizes, workers: Workers) -> int:
     return nbytes
 
 
-def _facts(plan: Plan, format: str, rows: int) -> dict[str, Any]:
+def _facts(plan: SourcePlan, format: str, rows: int) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "files": format,

@@ -16,20 +16,20 @@ from feedline.artifacts.store import ArtifactSetRef, load_manifest
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
-from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.plan import Plan
 from feedline.spec import PipelineSpec
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, locate
 
 
 def resolve_artifacts(
-    plan: RunPlan,
-    plan_with: Callable[[ArtifactSetRef], RunPlan],
+    plan: Plan,
+    plan_with: Callable[[ArtifactSetRef], Plan],
     fit_missing: Callable[[], str | None],
     *,
     start: RunStart | None = None,
     features: str | None = None,
-) -> RunPlan:
+) -> Plan:
     """The plan with every artifact that its features need.
 
     plan_with: makes the plan with another artifact set. fit_missing: fits what is missing and returns the manifest.
@@ -68,18 +68,18 @@ def _artifact_start(spec: PipelineSpec, start: RunStart) -> RunStart:
     return replace(start, job=hashlib.sha256(content.encode()).hexdigest())
 
 
-def _manifest(plan: RunPlan) -> str | None:
+def _manifest(plan: Plan) -> str | None:
     """The manifest of a plan's artifact set, which is that of all sources."""
     return plan.sources[0].job.artifacts.manifest
 
 
-def _may_fit(plan: RunPlan) -> bool:
+def _may_fit(plan: Plan) -> bool:
     """Whether `fit: auto` fits what is missing: not for artifacts of another pipeline or table."""
     refusal = set_refusal(plan.sources[0].features.artifacts)
     return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
 
 
-def _record_manifest(plan: RunPlan) -> None:
+def _record_manifest(plan: Plan) -> None:
     features, manifest = plan.features_fingerprint, _manifest(plan)
     if _recorded_manifest(plan.spec, features) != manifest:
         location = locate(absolute(plan.spec.work_dir))

@@ -6,6 +6,7 @@ read per row: those of the plan of all features decide, or the groups of a job w
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,24 +17,23 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.planning.binding.read_columns import ReadColumns
 from feedline.planning.make_plan import column_schema, read_epochs
 from feedline.planning.plan import Plan
-from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec.chosen_features import choose_features
 from feedline.transforms.compile.compiled import compile_some
 from feedline.transforms.registry.user_code import functions_of
 
 
-def plan_column_group(plan: RunPlan, names: Sequence[str]) -> RunPlan:
+def plan_column_group(plan: Plan, names: Sequence[str]) -> Plan:
     """The plan of some features, by their names or those of their groups (see `choose_features`); of all for no name.
 
     plan: of the pipeline. The result has the same snapshot, rows, steps and fingerprints; features, layout, job and
     columns are those of the group. Raises SpecError for unknown names.
     """
-    if isinstance(plan, MixedPlan):
-        return replace(plan, bound=tuple(_plan_group(each, names) for each in plan.bound))
-    return _plan_group(plan, names)
+    sources = tuple(_plan_group(each, names) for each in plan.sources)
+    return plan if all(map(operator.is_, sources, plan.sources)) else replace(plan, sources=sources)
 
 
-def _plan_group(plan: Plan, names: Sequence[str]) -> Plan:
+def _plan_group(plan: SourcePlan, names: Sequence[str]) -> SourcePlan:
     whole = plan.whole or plan
     if not names:
         return whole

@@ -1,15 +1,17 @@
-"""Make the plan of a pipeline on a snapshot: features, filter and sample bound to its columns, and rows counted.
+"""Make the plan of a pipeline on the snapshots of its sources: features, filter and sample are bound to the columns of
+each, and rows counted. The batches of several sources must have the same columns.
 
-Runs in: the feeder, the CLI, `Pipeline.batches`. It reads footer facts, artifacts and, in the counting pass, the table.
+Runs in: the feeder, the CLI, `Pipeline.batches`. It reads footer facts, artifacts and, in the counting pass, tables.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 
 import pyarrow as pa
 
@@ -17,9 +19,9 @@ from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import local_environment
 from feedline.blocks.request import Job, ReadEpochs, RowOrder
-from feedline.errors import FeedlineError, NoStepError, PlanError
+from feedline.errors import FeedlineError, NoStepError, PlanError, StateError
 from feedline.expressions import BoundExpression
-from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.encoding.layout import SlotColumn, SlotLayout
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.planning.binding.read_columns import ReadColumns, require_columns
 from feedline.planning.binding.recording import recording_of
@@ -31,19 +33,21 @@ from feedline.planning.binding.table_features import (
     required_functions,
 )
 from feedline.planning.binding.weighted_rows import weigh_rows, weight_order
-from feedline.planning.follow.border import Border
+from feedline.planning.follow.border import Border, load_border, split_border
 from feedline.planning.lengths.length_columns import bucket_counts, length_order
 from feedline.planning.plan import Plan
 from feedline.planning.rows.exclusions import exclude_rows
+from feedline.planning.source_plan import SourcePlan
 from feedline.planning.table_snapshot import as_read, cache_ref
 from feedline.spec import PipelineSpec
 from feedline.spec.cache_section import CacheSpec
+from feedline.spec.features import FeatureSpec
 from feedline.warehouse.bad_files import load_skipped
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.rebase.recorded_rows import Recording
-from feedline.warehouse.rebase.remaining_rows import Rebase
+from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
 from feedline.warehouse.selection.column_bounds import value_ranges
 from feedline.warehouse.selection.pruning_report import needed_bytes
 from feedline.warehouse.selection.select import Selection, select_rows
@@ -53,9 +57,95 @@ from feedline.warehouse.storage.parallel import Map
 from feedline.warehouse.storage.retry import is_local
 
 _LITERAL = 40  # characters of a value in a message
+# What the columns of a batch must have in common, as errors name it.
+_COMMON = ("dtype", "unit", "width", "weighted", "num_embeddings", "lookups", "dedup", "arrow")
 
 
-def make_plan(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenSource:
+    """A source's snapshot, the rest of its pass after a rebase, the border of the epoch that reads it, and its
+    selection, where another plan has counted."""
+
+    snapshot: Snapshot
+    rebase: Rebase | None = None
+    border: Border | None = None
+    selection: Selection | None = None
+
+    @classmethod
+    def of(cls, plan: SourcePlan) -> FrozenSource:
+        """What another plan of the same source is made of."""
+        return cls(snapshot=plan.snapshot, rebase=plan.rebase, border=plan.border, selection=plan.selection)
+
+
+def snapshot_names(spec: PipelineSpec, name: str) -> list[str]:
+    """The name of each source's snapshot. Raises StateError where it is the name of another number of sources."""
+    names, sources = name.split(","), len(spec.per_source())
+    if len(names) != sources:
+        raise StateError(
+            f"the state belongs to another plan: it has snapshots of {len(names)} sources, pipeline.yaml has "
+            f"{sources}. Use the pipeline.yaml and overrides of the run that saved it"
+        )
+    return names
+
+
+def load_frozen(spec: PipelineSpec, name: str, taken: Sequence[Snapshot] | None = None) -> list[FrozenSource]:
+    """Load what a name stands for, of each source. taken: their snapshots, if these are at hand."""
+    frozen = []
+    for index, (each, own) in enumerate(zip(spec.per_source(), snapshot_names(spec, name), strict=True)):
+        of_border, rest = split_name(own)
+        id, border = split_border(of_border)
+        snapshot = as_read(each, Snapshot.load(each.work_dir, id)) if taken is None else taken[index]
+        frozen.append(
+            FrozenSource(
+                snapshot=snapshot,
+                rebase=None if rest is None else Rebase.load(each.work_dir, rest),
+                border=None if border is None else load_border(each.work_dir, border),
+            )
+        )
+    return frozen
+
+
+def plan_sources(
+    spec: PipelineSpec,
+    frozen: Sequence[FrozenSource],
+    *,
+    lanes: int,
+    map: Map | None = None,
+    artifacts: ArtifactSetRef | None = None,
+    exclude: bool = True,
+    earlier: Callable[[PipelineSpec, Border | None], Snapshot | None] = lambda spec, border: None,
+) -> Plan:
+    """Resolve a spec against the snapshot of each source. map, artifacts, exclude: as of `plan_source`. earlier: too,
+    for a source and a border.
+
+    Raises SpecError, with file, line and path, where pipeline.yaml does not match a table, and where the sources'
+    batches would differ.
+    """
+    plans: list[SourcePlan] = []
+    for each, one in zip(spec.per_source(), frozen, strict=True):
+        ref = artifacts
+        if ref is None and plans and (manifest := plans[0].job.artifacts.manifest) is not None:
+            ref = artifact_set_ref(each, manifest)  # a fit may have ended meanwhile
+        plans.append(
+            plan_source(
+                each,
+                one.snapshot,
+                lanes=lanes,
+                map=map,
+                rebase=one.rebase,
+                artifacts=ref,
+                selection=one.selection,
+                exclude=exclude,
+                border=one.border,
+                earlier=partial(earlier, each, one.border),
+            )
+        )
+    for source, plan in zip(spec.sources[1:], plans[1:], strict=True):
+        _refuse_differences(spec, plans[0], spec.sources[0].name, plan, source.name)
+    return Plan.of(spec, plans)
+
+
+def plan_source(
     spec: PipelineSpec,
     snapshot: Snapshot,
     *,
@@ -67,7 +157,7 @@ def make_plan(
     exclude: bool = True,
     border: Border | None = None,
     earlier: Callable[[], Snapshot | None] = lambda: None,
-) -> Plan:
+) -> SourcePlan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
     `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
@@ -93,7 +183,7 @@ def make_plan(
     if not int(selection.rows.sum()):
         raise _empty_error(spec, snapshot, where, selection)
     record, auto = recording_of(spec, snapshot), read_epochs(spec, columns, snapshot, selection)
-    return Plan(
+    return SourcePlan(
         spec=spec,
         snapshot=snapshot,
         where=where,
@@ -122,9 +212,8 @@ def require_step(
     selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
     if not selection.rows.any():
         raise NoStepError(f"none of {snapshot.rows:,} rows is selected")
-    plan = make_plan(spec, as_read(spec, snapshot), lanes=lanes, map=map, earlier=earlier)
-    plan.whole_schedule  # noqa: B018 -- raises NoStepError
-    plan.without_gaps()
+    plan = plan_source(spec, as_read(spec, snapshot), lanes=lanes, map=map, earlier=earlier)
+    plan.gaps.refuse(plan.whole_schedule.rows_dropped)  # the schedule raises NoStepError
 
 
 def _shuffle_column(spec: PipelineSpec, snapshot: Snapshot) -> str | None:
@@ -229,3 +318,39 @@ def read_epochs(
     return ReadEpochs(
         epochs=spec.epochs, rows=int(selection.rows.sum()), row_groups=int(kept.sum()), store_bytes=store_bytes
     )
+
+
+def _refuse_differences(
+    spec: PipelineSpec, first: SourcePlan, first_name: str, other: SourcePlan, other_name: str
+) -> None:
+    """Raise SpecError for a feature whose values differ in type, or in what they were learnt from."""
+    pairs = zip(first.layout.schema.columns, other.layout.schema.columns, strict=True)
+    for index, (one, two) in enumerate(pairs):
+        path = _path(spec, other.spec.features, one.name)
+        differing = next((key for key in _COMMON if getattr(one, key) != getattr(two, key)), None)
+        if differing is not None:
+            got, expected = _describe(two, differing), _describe(one, differing)
+            message = f"the batches of two sources differ in {one.name!r}: got {got} of source {other_name}, expected "
+            raise spec.error(path, f"{message}{expected} as of {first_name}. Change its ops, or the column's type")
+        fits, others = first.features.fits_of(index), other.features.fits_of(index)
+        if fits != others:
+            message = f"{one.name!r} learns from other values in source {other_name} than in {first_name}"
+            remedy = "A feature learns once, from all sources: redefine its column or expression, and keep its ops"
+            raise spec.error(path, f"{message}: got {two.chain}, expected {one.chain}. {remedy}")
+
+
+def _path(spec: PipelineSpec, features: Sequence[FeatureSpec], name: str) -> tuple[str | int, ...]:
+    return next((feature.path for feature in features if feature.name == name), ("sources",))
+
+
+def _describe(column: SlotColumn, key: str) -> str:
+    """What differs: a type, or how many values or ids there are."""
+    if key in ("dtype", "arrow", "unit"):
+        return column.arrow or column.dtype
+    if key == "width":
+        return f"{column.width} values"
+    if key == "num_embeddings":
+        return "no bound of its ids" if column.num_embeddings is None else f"ids below {column.num_embeddings:,}"
+    if key == "dedup":
+        return "no deduplicated group" if column.dedup is None else f"the deduplicated group {column.dedup!r}"
+    return "weights" if column.weighted else f"no weights, {column.lookups} lookups"

@@ -1,354 +1,386 @@
-"""A plan: what a pipeline delivers from a snapshot and its selected rows, as schedules and block requests.
+"""A plan: what a pipeline delivers from the snapshots of its sources, as schedules and block requests.
 
-Runs in: the feeder, the CLI, `Pipeline.batches`. It only computes; `make_plan` reads. Of its two fingerprints, `plan`
-covers which rows come when, `features` what a row becomes.
+Runs in: the feeder, the CLI, `Pipeline.batches`. It only computes; `make_plan` reads. Every step has a fixed number of
+rows of each source, and a plan of one source is the case of one. Of its two fingerprints, `plan` covers which rows come
+when, `features` what a row becomes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import cached_property
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from feedline.blocks.environment import Environment, environment_text
-from feedline.blocks.request import BlockDraws, BlockRequest, Job, PieceDraws, PieceRequest
+from feedline.blocks.request import BlockRequest, Job
+from feedline.errors import DataError, PlanError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import PLAN_VERSION, rebased_state
 from feedline.loader.wire.codec import from_values
-from feedline.loader.wire.facts import BadFileFacts, BucketFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
-from feedline.planning.binding.weighted_rows import DRAWS_VERSION, RowWeights
-from feedline.planning.bound_table import BoundTable
-from feedline.planning.follow.border import Border
-from feedline.planning.lengths.bucket_schedule import BucketSchedule
-from feedline.planning.lengths.length_columns import length_facts
-from feedline.planning.mixing import (
-    BlockSizes,
-    MixingWindow,
-    block_sizes,
-    choose_window,
-    shuffle_facts,
+from feedline.loader.wire.facts import (
+    BadFileFacts,
+    BucketFacts,
+    ColumnGroup,
+    PlanFacts,
+    RebaseChanges,
+    RestFacts,
+    SourceFacts,
 )
-from feedline.planning.schedule import Block, Piece, Schedule
-from feedline.planning.sources.source_passes import PassPlace
-from feedline.spec.batch_section import BatchSpec
-from feedline.spec.chosen_features import column_group_name
+from feedline.planning.epoch_schedule import EpochSchedule, SourceSchedules, split_index
+from feedline.planning.lengths.bucket_schedule import BucketSchedule
+from feedline.planning.mixing import MixingWindow, RowBytes, choose_window
+from feedline.planning.schedule import Block
+from feedline.planning.source_passes import Passes, PassPlace, RestOfPass, Stop, epoch_steps, passes_of
+from feedline.planning.source_plan import SourcePlan, group_name
+from feedline.spec import PipelineSpec
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec
-from feedline.warehouse.bad_files import BadFile
-from feedline.warehouse.reading.fragment import Fragment
-from feedline.warehouse.reading.sample import Bools
-from feedline.warehouse.rebase.remaining_rows import Rebase
-from feedline.warehouse.selection.length_counts import LengthCounts
-from feedline.warehouse.snapshot.splits import Splits, plan_splits
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(BoundTable):
-    """A resolved pipeline, independent of epoch and rank.
+class Plan:
+    """A resolved pipeline, independent of epoch and rank. sources: the plan of each. window: the rows that a lane mixes
+    of all of them together."""
 
-    With a `rebase`, one epoch is only its remaining rows; all others are whole. border: that before the one epoch that
-    reads this snapshot of a followed table. lengths: with `batch.buckets`. resumed_window: that of the run that is
-    continued (None: a new run's, which bytes choose). whole: the plan of all features, if this
-    one computes only those of a column group, for the same rows and steps. weights: by which rows are drawn with
-    replacement. salt: of permutations, the name of one of several sources; share: the part of a lane's rows of a step
-    that this source has.
-    """
+    spec: PipelineSpec
+    sources: tuple[SourcePlan, ...]
+    window: MixingWindow
 
-    layout: SlotLayout
-    lanes: int
-    skipped: tuple[BadFile, ...] = ()
-    border: Border | None = None
-    rebase: Rebase | None = None
-    lengths: LengthCounts | None = None
-    resumed_window: MixingWindow | None = None
-    whole: Plan | None = None
-    weights: RowWeights | None = None
-    salt: tuple[str, ...] = ()
-    share: Fraction = Fraction(1)
+    @classmethod
+    def of(cls, spec: PipelineSpec, sources: Sequence[SourcePlan], window: MixingWindow | None = None) -> Plan:
+        """The plan of these sources. window: of the run that is continued (None: of a new run, which bytes choose)."""
+        window = window or choose_window(spec.shuffle, _row_bytes(sources))
+        return cls(spec=spec, sources=tuple(each.with_window(window) for each in sources), window=window)
+
+    def with_window(self, window: MixingWindow | None) -> Plan:
+        """This plan with the window of a run that is continued, or of a new run (None)."""
+        other = Plan.of(self.spec, self.sources, window)
+        return self if other.window == self.window else other
+
+    def with_sources(self, sources: Sequence[SourcePlan]) -> Plan:
+        """The plan of these sources in place of its own, with its window."""
+        return Plan.of(self.spec, sources, self.window)
+
+    def in_environment(self, environment: Environment) -> Plan:
+        """This plan for workers of another environment."""
+        return replace(self, sources=tuple(each.in_environment(environment) for each in self.sources))
+
+    @property
+    def source(self) -> SourcePlan:
+        """The plan of the only source. Raises PlanError where there are several."""
+        return self.source_for("this")
+
+    def source_for(self, what: str) -> SourcePlan:
+        """The same. what: reads one table, as errors name it."""
+        if len(self.sources) > 1:
+            message = f"{what} reads one table: got the sources {', '.join(self.names)}"
+            raise PlanError(f"{message}. Name one with --source, or Pipeline.of_source")
+        return self.sources[0]
+
+    # -- what decides rows and features -------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
         return "".join(character if character.isalnum() else "_" for character in self.spec.name)
 
-    def with_window(self, window: MixingWindow | None) -> Plan:
-        """This plan with the window of a run that is continued, or of a new run (None)."""
-        return self if window in (self.resumed_window, self.window) else replace(self, resumed_window=window)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sources' names; empty of a pipeline with one `source`."""
+        return tuple(source.name for source in self.spec.sources)
 
-    @cached_property
-    def window(self) -> MixingWindow:
-        """The rows that a lane mixes."""
-        return self.resumed_window or choose_window(self.spec.shuffle, (self.whole or self).row_bytes)
+    @property
+    def lanes(self) -> int:
+        return self.sources[0].lanes
 
-    @cached_property
-    def sizes(self) -> BlockSizes:
-        """The rows of splits, blocks and windows."""
-        row_bytes, shuffle = (self.whole or self).row_bytes, self.spec.shuffle
-        return block_sizes(self.spec.source, shuffle, self.lanes, self.window, row_bytes, self.share)
+    @property
+    def layout(self) -> SlotLayout:
+        """That of every source."""
+        return self.sources[0].layout
 
-    @cached_property
-    def splits(self) -> Splits:
-        snapshot, sizes = self.snapshot, self.sizes
-        kept = None if sizes.kept_rows is None else (self.selection.rows, sizes.kept_rows)
-        return plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, sizes.split_rows, kept=kept)
-
-    @cached_property
-    def split_rows(self) -> NDArray[np.int64]:
-        """Selected rows per split."""
-        return self._per_split(self.selection.rows)
-
-    @cached_property
-    def _remaining_rows(self) -> NDArray[np.int64]:
-        """Rows per row group that the rebased epoch still delivers."""
-        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection)
-
-    def remaining_rows(self, epoch: int) -> NDArray[np.int64]:
-        """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
-        if self.weights is not None:
-            return self.weights.draws_in(epoch, *self.salt)
-        return self.selection.rows if self.rest(epoch) is None else self._remaining_rows
-
-    def without_gaps(self) -> Plan:
-        """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
-        if self.gaps.nulls and self.rebase is None:
-            self.gaps.refuse(self.whole_schedule.rows_dropped)
-        return self
-
-    def null_warnings(self) -> list[str]:
-        """Of nulls that features cannot hold."""
-        return self.gaps.warnings()
-
-    def rest(self, epoch: int) -> Rebase | None:
-        """The rebase of an epoch; None for a whole epoch."""
-        return self.rebase if self.rebase is not None and self.rebase.epoch == epoch else None
-
-    def _per_split(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        ends = np.concatenate(([0], np.cumsum(rows, dtype=np.int64)))
-        return ends[self.splits.stop_row_group] - ends[self.splits.first_row_group]
+    @property
+    def seed(self) -> int:
+        return self.sources[0].seed
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of everything that decides which rows come when."""
-        return hashlib.sha256(json.dumps(fingerprint_facts(self), sort_keys=True).encode()).hexdigest()[:32]
+        if not self.names:
+            return self.sources[0].fingerprint
+        sources = [[name, each.fingerprint] for name, each in zip(self.names, self.sources, strict=True)]
+        return _digest({"version": PLAN_VERSION, "stop": self.stop, "sources": sources})
 
     @property
     def features_fingerprint(self) -> str:
         """A digest of everything that decides what a row becomes, in all features of the pipeline."""
-        return (self.whole or self).features.fingerprint[:32]
+        prints = [each.features_fingerprint for each in self.sources]
+        return _digest(prints) if self.names else prints[0]
+
+    @property
+    def snapshot_name(self) -> str:
+        """The snapshots' names in a state, in the order of the sources."""
+        return ",".join(each.snapshot_name for each in self.sources)
 
     @property
     def needs_artifacts(self) -> bool:
         """Whether features use what a fit, a file or an array holds: another artifact set would make another plan."""
-        return bool(self.features.missing_fits or self.job.artifacts.readings or self.job.artifacts.manifest)
+        return any(each.needs_artifacts for each in self.sources)
 
     @property
     def is_fitted(self) -> bool:
         """Whether no fit is missing."""
-        return not self.features.missing_fits
+        return all(not each.features.missing_fits for each in self.sources)
+
+    def require_fitted(self) -> None:
+        """Raise SpecError, with the command that helps, where a feature has no artifact."""
+        for each in self.sources:
+            each.require_fitted()
+
+    @property
+    def feature_specs(self) -> tuple[FeatureSpec, ...]:
+        """The features, with their expectations."""
+        return self.sources[0].job.features
 
     @property
     def on_expect(self) -> OnExpect:
         return self.spec.on_expect
 
-    @property
-    def seed(self) -> int:
-        return self.spec.shuffle.seed if self.spec.shuffle is not None else 0
-
-    def schedule(self, epoch: int) -> Schedule:
-        """The epoch's schedule. Raises PlanError where it has no step."""
-        return self._schedule(epoch, self._per_split(self.remaining_rows(epoch)), self.rest(epoch))
-
-    def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
-        options: dict[str, Any] = {}
-        if self.lengths is not None:
-            groups = np.stack([self.splits.first_row_group, self.splits.stop_row_group], axis=1)
-            sizes = self.spec.batch.bucket_rows
-            options = {"group_rows": self.lengths.rows, "split_groups": groups, "sizes": sizes}
-        return (BucketSchedule if options else Schedule)(
-            split_rows=split_rows,
-            lanes=self.lanes,
-            batch_size=self.spec.batch.size,
-            tail=self.spec.batch.tail,
-            block_rows=self.sizes.block_rows,
-            window_rows=self.sizes.window_rows,
-            shuffle=self.spec.shuffle is not None,
-            seed=self.seed,
-            epoch=epoch,
-            first_step=0 if rest is None else rest.first_step,
-            salt=self.salt if rest is None else (*self.salt, rest.id),
-            shares=self.spec.batch.balance is not None,
-            cut_splits=self.weights is not None,
-            **options,
-        )
-
-    @cached_property
-    def whole_schedule(self) -> Schedule:
-        """The schedule of a whole epoch, the first."""
-        return self._schedule(0, self.split_rows, None)
+    # -- epochs -------------------------------------------------------------------------------------------------------
 
     @property
-    def sources(self) -> tuple[Plan, ...]:
-        """The plan of each source."""
-        return (self,)
-
-    @property
-    def feature_specs(self) -> tuple[FeatureSpec, ...]:
-        """The features, with their expectations."""
-        return self.job.features
+    def stop(self) -> Stop:
+        """Where an epoch ends."""
+        return "first" if self.spec.mix is None else self.spec.mix.stop
 
     @property
     def epoch(self) -> int | None:
-        """The only epoch that the plan is of, where the table is followed."""
-        return None if self.border is None else self.border.epoch
+        """The only epoch that the plan is of, where a table is followed."""
+        return next((each.border.epoch for each in self.sources if each.border is not None), None)
+
+    @property
+    def positions(self) -> Stop:
+        """What decides positions: passes do not go on into an epoch that reads other snapshots."""
+        return self.stop if self.epoch is None or isinstance(self.stop, str) else "all"
+
+    @cached_property
+    def pass_steps(self) -> tuple[int, ...]:
+        """The steps of a whole pass through each source. Raises PlanError for a source that has less than one."""
+        return tuple(self._named(index, partial(_pass_steps, each)) for index, each in enumerate(self.sources))
+
+    @cached_property
+    def rests(self) -> tuple[RestOfPass | None, ...]:
+        """The pass of each source that a rebase has shortened."""
+        return tuple(_rest_of(each) for each in self.sources)
+
+    @cached_property
+    def rest(self) -> tuple[int, int] | None:
+        """Epoch and step from which on the last rebase delivers its rest."""
+        return max((rest.position(self.positions) for rest in self.rests if rest is not None), default=None)
+
+    @cached_property
+    def whole_steps(self) -> int:
+        """The steps of an epoch that no rebase shortened."""
+        return epoch_steps(self.stop, [passes_of(self.positions, 0, own) for own in self.pass_steps])
+
+    def passes(self, epoch: int) -> tuple[Passes, ...]:
+        """The passes of each source in an epoch."""
+        pairs = zip(self.pass_steps, self.rests, strict=True)
+        return tuple(passes_of(self.positions, epoch, steps, rest) for steps, rest in pairs)
 
     def places(self, epoch: int, step: int) -> tuple[PassPlace, ...]:
         """The position of each source before a step."""
-        return (PassPlace(number=epoch, step=step),)
+        places = []
+        start = 0 if isinstance(self.positions, str) else epoch * self.positions
+        for each in self.passes(epoch):
+            index, own = each.at(step)
+            places.append(PassPlace(number=each.number_of(index), step=own, began=start + each.begin_of(index)))
+        return tuple(places)
 
-    def with_sources(self, sources: tuple[Plan, ...]) -> Plan:
-        """The plan of these sources in place of its own."""
-        return sources[0]
+    def steps_of(self, epoch: int) -> int:
+        """The steps of an epoch, with those before a rebase."""
+        return max(epoch_steps(self.stop, self.passes(epoch)), self.first_step_of(epoch))
 
-    def in_environment(self, environment: Environment) -> Plan:
-        """This plan for workers of another environment."""
-        return replace(self, job=replace(self.job, environment=environment))
+    def first_step_of(self, epoch: int) -> int:
+        return self.rest[1] if self.rest is not None and self.rest[0] == epoch else 0
+
+    @cached_property
+    def source_rows(self) -> tuple[int, ...]:
+        """The rows that each source selects."""
+        return tuple(int(each.selection.rows.sum()) for each in self.sources)
+
+    def dropped(self, steps: int) -> list[int]:
+        """The rows of each source that the first steps of a whole pass do not deliver."""
+        return [
+            each.whole_schedule.rows_dropped if steps >= own else rows - steps * self.lanes * each.spec.batch.size
+            for rows, own, each in zip(self.source_rows, self.pass_steps, self.sources, strict=True)
+        ]
+
+    def schedule(self, epoch: int) -> EpochSchedule:
+        """The epoch's schedule. Raises PlanError where it has no step."""
+        return EpochSchedule(
+            sources=[
+                SourceSchedules(passes, each.schedule)
+                for passes, each in zip(self.passes(epoch), self.sources, strict=True)
+            ],
+            lanes=self.lanes,
+            batch_size=self.spec.batch.size,
+            steps=self.steps_of(epoch),
+            first_step=self.first_step_of(epoch),
+        )
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """What the tasks of blocks share: of several, each block is of one."""
-        return (self.job,)
+        """What the tasks of blocks share: each block is of one."""
+        return tuple(each.job for each in self.sources)
 
     def job_of(self, block: Block) -> Job:
         """The job of a block."""
-        return self.job
+        return self.sources[split_index(block.index, len(self.sources))[1]].job
 
     def request(self, block: Block, epoch: int) -> BlockRequest:
         """What the block's task reads and how it permutes."""
-        shuffle, rest = self.spec.shuffle, self.rest(epoch)
-        pieces, draws, nbytes = list[PieceRequest](), list[PieceDraws](), 0
-        for piece in block.pieces:
-            request, groups = _piece_of(self, piece, epoch, rest)
-            nbytes += int(self.row_group_bytes[groups].sum())
-            if self.weights is not None:  # draws are of all rows of the row groups
-                counts = tuple(self.remaining_rows(epoch)[groups].tolist())
-                draws.append(PieceDraws(groups=counts, skip=request.skip, rows=request.rows))
-                request = replace(request, skip=0, rows=sum(map(request.fragment.rows_of, range(len(groups)))))
-            pieces.append(request)
-        salt = self.salt if rest is None else (*self.salt, rest.id)
-        key: tuple[int | str, ...] = ("rows", self.seed, epoch, block.lane, block.index, *salt)
-        return BlockRequest(
-            pieces=tuple(pieces),
-            rows=block.rows,
-            permutation=key if shuffle and shuffle.rows else None,
-            nbytes=nbytes,
-            epoch=epoch,
-            shares=block.shares,
-            buckets=block.buckets,
-            draws=BlockDraws(key=(self.seed, epoch, *self.salt), pieces=tuple(draws)) if draws else None,
-        )
+        pass_index, source, index = split_index(block.index, len(self.sources))
+        number = self.passes(epoch)[source].number_of(pass_index)
+        own = block if index == block.index else replace(block, index=index)
+        request = self.sources[source].request(own, number)
+        return request if number == epoch else replace(request, epoch=epoch)
 
-    @property
-    def snapshot_name(self) -> str:
-        """The snapshot's name in a state: its id and, after an at sign, that of its epoch's border, and after a plus
-        sign that of the rebase."""
-        name = self.snapshot.id if self.border is None else self.border.name
-        return name if self.rebase is None else f"{name}+{self.rebase.id}"
+    # -- facts --------------------------------------------------------------------------------------------------------
 
     def facts(self) -> PlanFacts:
         """The facts that a trainer needs; `steps` and rows are those of a whole epoch."""
-        return _plan_facts(self)
-
-    def bad_files(self) -> tuple[BadFileFacts, ...]:
-        return tuple(BadFileFacts(path=bad.file, reason=bad.reason, rows=bad.rows) for bad in self.skipped)
+        steps = self.whole_steps
+        return PlanFacts(
+            snapshot=self.snapshot_name,
+            plan=self.fingerprint,
+            features=self.features_fingerprint,
+            environment=environment_text(self.sources[0].job.environment),
+            seed=self.seed,
+            lanes=self.lanes,
+            batch_size=self.spec.batch.size,
+            window_rows=self.window.rows,
+            window_blocks=self.window.blocks,
+            steps=steps,
+            rows=sum(self.source_rows),
+            rows_dropped=sum(self.dropped(steps)),
+            bad_files=self.bad_files(),
+            nulls=tuple(self.null_warnings()),
+            absent=tuple(self._with_names([each.gaps.notes() for each in self.sources])),
+            schema=self.layout.schema,
+            rest=_rest_facts(self),
+            sources=source_facts(self) if self.names else (),
+            column_group=_column_group_of(self.sources),
+            epoch=self.epoch,
+            buckets=bucket_facts(self.sources[0]),
+        )
 
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state that continues a run on this plan, which `Pipeline.rebase` made from the run's state."""
         return rebased_state(self.facts(), state)
 
+    def bad_files(self) -> tuple[BadFileFacts, ...]:
+        return tuple(dict.fromkeys(bad for each in self.sources for bad in each.bad_files()))
 
-def fingerprint_facts(plan: Plan) -> dict[str, Any]:
-    """Everything that decides which rows come when: what a plan's fingerprint is a digest of."""
-    facts: dict[str, Any] = {
-        "version": PLAN_VERSION,
-        "snapshot": plan.snapshot.id,
-        "where": plan.spec.source.where,
-        "split_rows": plan.spec.source.split_rows,
-        "shuffle": shuffle_facts(plan.spec.shuffle, plan.window),
-        "lanes": plan.lanes,
-        "batch_size": plan.spec.batch.size,
-        "tail": plan.spec.batch.tail,
-        **({} if plan.rebase is None else {"rebase": plan.rebase.id}),
-        **({} if not plan.salt else {"salt": plan.salt, "share": str(plan.share)}),
-        **length_facts(plan.spec.batch),
-        **({} if plan.weights is None else {"weights": [plan.weights.column, DRAWS_VERSION]}),
-        **({} if plan.spec.source.follow is None else {"follow": plan.spec.source.follow.epoch}),
-    }
-    if plan.sample is not None:
-        facts["sample"] = plan.sample.sample.to_json()
-    if (excludes := plan.selection.excludes) is not None:
-        facts["exclude"] = excludes.id
-    return facts
+    def null_warnings(self) -> list[str]:
+        """Of nulls that features cannot hold."""
+        return self._with_names([each.gaps.warnings() for each in self.sources])
 
+    def without_gaps(self) -> Plan:
+        """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
+        for index, each in enumerate(self.sources):
+            if each.gaps.nulls and each.rebase is None:
+                self._named(index, partial(each.gaps.refuse, self.dropped(self.whole_steps)[index]))
+        return self
 
-def _piece_of(plan: Plan, piece: Piece, epoch: int, rest: Rebase | None) -> tuple[PieceRequest, NDArray[np.int64]]:
-    """The row groups of the split that hold the piece's rows: what to read of them, and their indices in the table."""
-    first, stop = int(plan.splits.first_row_group[piece.split]), int(plan.splits.stop_row_group[piece.split])
-    remaining = plan.remaining_rows(epoch)[first:stop]
-    ends = np.cumsum(remaining)
-    low = int(np.searchsorted(ends, piece.start, side="right"))
-    high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
-    groups = first + low + np.flatnonzero(remaining[low:high])
-    more_excluded = None if rest is None else rest.bits
-    fragment = plan.selection.fragment(plan.snapshot, groups, more_excluded=more_excluded)
-    skip = piece.start - (int(ends[low - 1]) if low else 0)
-    return PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start), groups
+    def _named(self, index: int, ask: Callable[[], T]) -> T:
+        """What `ask` answers for a source; errors name the source, if it has a name."""
+        try:
+            return ask()
+        except (PlanError, DataError) as error:
+            if not self.names:
+                raise
+            raise type(error)(f"source {self.names[index]}: {error}") from error
+
+    def _with_names(self, texts: Sequence[Sequence[str]]) -> list[str]:
+        """The texts about each source, with its name, if it has one."""
+        names = [f"source {name}: " for name in self.names] or [""]
+        return [f"{name}{text}" for name, own in zip(names, texts, strict=True) for text in own]
 
 
-def _plan_facts(plan: Plan) -> PlanFacts:
-    schedule = plan.whole_schedule
-    return PlanFacts(
-        snapshot=plan.snapshot_name,
-        plan=plan.fingerprint,
-        features=plan.features_fingerprint,
-        environment=environment_text(plan.job.environment),
-        seed=plan.seed,
-        lanes=plan.lanes,
-        batch_size=plan.spec.batch.size,
-        window_rows=plan.window.rows,
-        window_blocks=plan.window.blocks,
-        steps=schedule.steps,
-        rows=schedule.rows,
-        rows_dropped=schedule.rows_dropped,
-        bad_files=plan.bad_files(),
-        nulls=tuple(plan.gaps.warnings()),
-        absent=tuple(plan.gaps.notes()),
-        schema=plan.layout.schema,
-        rest=_rest_facts(plan),
-        column_group=column_group_of([plan]),
-        epoch=plan.epoch,
-        buckets=_bucket_facts(plan.spec.batch, schedule),
+def source_facts(plan: Plan) -> tuple[SourceFacts, ...]:
+    """The named sources, with the passes that a whole epoch makes through each."""
+    steps, of_source = plan.whole_steps, zip(plan.names, plan.sources, plan.source_rows, plan.pass_steps, strict=True)
+    return tuple(
+        SourceFacts(name=name, batch_rows=each.spec.batch.size, rows=rows, pass_steps=own, passes=steps / own)
+        for name, each, rows, own in of_source
     )
 
 
-def left_out(plan: Plan, row_group: int, epoch: int) -> Bools:
-    """bool [rows that filter and sample keep of a row group]: those that an epoch leaves out, as they are bad or, of a
-    rebased one, were delivered before."""
-    mask, rest = plan.selection.excluded_mask(row_group), plan.rest(epoch)
-    return mask if rest is None else mask | rest.mask(row_group, len(mask))
+def _row_bytes(sources: Sequence[SourcePlan]) -> RowBytes:
+    """The bytes of a row of all sources together, by which their window is chosen: of the widest, and of a mean one."""
+    every, total = [(each.whole or each).row_bytes for each in sources], sum(each.share for each in sources)
+    stored = [float(each.share / total) * own.stored for each, own in zip(sources, every, strict=True)]
+    return RowBytes(selected=max(each.selected for each in every), stored=sum(stored))
 
 
-def group_name(plan: Plan) -> str:
-    """The name of the column group whose features a plan computes; empty for all features."""
-    return "" if plan.whole is None else column_group_name([feature.name for feature in plan.features.features])
+def _pass_steps(plan: SourcePlan) -> int:
+    return plan.whole_schedule.steps
 
 
-def column_group_of(plans: Sequence[Plan]) -> ColumnGroup | None:
+def _rest_of(plan: SourcePlan) -> RestOfPass | None:
+    """The pass that a rebase shortened; that of an only source began with its epoch."""
+    rebase = plan.rebase
+    if rebase is None:
+        return None
+    steps = plan.schedule(rebase.epoch).steps
+    return RestOfPass(number=rebase.epoch, began=rebase.began or 0, first_step=rebase.first_step, steps=steps)
+
+
+def _rest_facts(plan: Plan) -> RestFacts | None:
+    """The epoch that the last rebase shortened, and how the tables have changed. rows: of an only source, those that
+    remain, of which some are dropped; of several, those that are delivered."""
+    if plan.rest is None:
+        return None
+    epoch, step = plan.rest
+    if not plan.names:
+        schedule = plan.sources[0].schedule(epoch)
+        rows, dropped = schedule.rows, schedule.rows_dropped
+    else:
+        rows = (plan.steps_of(epoch) - step) * plan.lanes * plan.spec.batch.size
+        dropped = sum(plan.dropped(plan.steps_of(epoch)))
+    pairs = zip(plan.sources, plan.rests, strict=True)
+    changes = [
+        each.rebase.changes
+        for each, rest in pairs
+        if each.rebase is not None and rest is not None and rest.position(plan.positions) == plan.rest
+    ]
+    return RestFacts(
+        epoch=epoch,
+        first_step=step,
+        steps=plan.steps_of(epoch),
+        rows=rows,
+        rows_dropped=dropped,
+        changes=from_values(RebaseChanges, {**_sum_of_changes(changes), "epoch": epoch, "step": step}),
+    )
+
+
+def _sum_of_changes(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The changes of several tables as one: names joined, counts added."""
+    total = dict(changes[0])
+    for name in ("from", "to"):
+        total[name] = ",".join(each[name] for each in changes)
+    for name in ("files", "rows"):
+        total[name] = {key: sum(each[name][key] for each in changes) for key in total[name]}
+    return total
+
+
+def _column_group_of(plans: Sequence[SourcePlan]) -> ColumnGroup | None:
     """The column group of the plans of all sources; None for all features."""
     if plans[0].whole is None:
         return None
@@ -357,28 +389,14 @@ def column_group_of(plans: Sequence[Plan]) -> ColumnGroup | None:
     return ColumnGroup(name=group_name(plans[0]), digest=digest)
 
 
-def _bucket_facts(batch: BatchSpec, schedule: Schedule) -> tuple[BucketFacts, ...]:
+def bucket_facts(plan: SourcePlan) -> tuple[BucketFacts, ...]:
+    """The buckets of an only source: several have none."""
+    schedule = plan.whole_schedule
     if not isinstance(schedule, BucketSchedule):
         return ()
-    buckets = zip(batch.buckets or (), schedule.sizes, schedule.bucket_steps.tolist(), strict=True)
+    buckets = zip(plan.spec.batch.buckets or (), schedule.sizes, schedule.bucket_steps.tolist(), strict=True)
     return tuple(BucketFacts(bound=bound, batch_size=size, steps=steps) for bound, size, steps in buckets)
 
 
-def _rest_facts(plan: Plan) -> RestFacts | None:
-    """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
-    if plan.rebase is None:
-        return None
-    schedule = plan.schedule(plan.rebase.epoch)
-    return RestFacts(
-        epoch=plan.rebase.epoch,
-        first_step=plan.rebase.first_step,
-        steps=schedule.steps,
-        rows=schedule.rows,
-        rows_dropped=schedule.rows_dropped,
-        changes=from_values(RebaseChanges, plan.rebase.changes),
-    )
-
-
-def first_fragment(plan: Plan) -> Fragment:
-    """The first row group that keeps rows."""
-    return plan.selection.fragment(plan.snapshot, np.flatnonzero(plan.selection.rows > 0)[:1])
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -28,9 +28,9 @@ from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding.recording import unkeyed_recording
-from feedline.planning.plan import Plan, left_out
 from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.schedule import Block
+from feedline.planning.source_plan import SourcePlan, left_out
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import Bools
@@ -47,7 +47,9 @@ logger = logging.getLogger(__name__)
 _MAX_PATHS = 3  # file names in one message
 
 
-def rebase(old: Plan, new: Plan, *, epoch: int, step: int, began: int | None = None, map: Map | None = None) -> Rebase:
+def rebase(
+    old: SourcePlan, new: SourcePlan, *, epoch: int, step: int, began: int | None = None, map: Map | None = None
+) -> Rebase:
     """The rest of the old plan's epoch from `step` on, on the new plan's snapshot.
 
     Raises StateError where rows of rewritten files were delivered whose identities were not recorded, or where the
@@ -58,7 +60,7 @@ def rebase(old: Plan, new: Plan, *, epoch: int, step: int, began: int | None = N
     return _RebasePlanner(old, new, epoch=epoch, step=step, map=map or in_threads).run(began)
 
 
-def require_comparable(old: Plan, snapshot: Snapshot) -> None:
+def require_comparable(old: SourcePlan, snapshot: Snapshot) -> None:
     """Raise StateError for a snapshot with other partition keys, or on which the old plan's filter may keep other rows
     of the same files."""
     if old.lengths is not None:
@@ -91,7 +93,7 @@ def require_comparable(old: Plan, snapshot: Snapshot) -> None:
 
 
 class _RebasePlanner:
-    def __init__(self, old: Plan, new: Plan, *, epoch: int, step: int, map: Map) -> None:
+    def __init__(self, old: SourcePlan, new: SourcePlan, *, epoch: int, step: int, map: Map) -> None:
         self._old, self._new = old, new
         self._old_kept, self._new_kept = old.selection.kept_rows, new.selection.kept_rows
         self._epoch, self._step = epoch, step
@@ -319,7 +321,7 @@ class _RebasePlanner:
         )
 
 
-def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
+def _counts(files: FileChanges, old: SourcePlan, new: SourcePlan) -> dict[str, Any]:
     """Counts of files by change, and of kept rows added and deleted, net per partition."""
     deleted = added = 0
     for partition in {**files.old, **files.new}:
@@ -336,5 +338,5 @@ def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
     return {"files": by_change, "rows": {"deleted": deleted, "added": added}}
 
 
-def _kept_rows(plan: Plan, files: Iterable[int]) -> int:
+def _kept_rows(plan: SourcePlan, files: Iterable[int]) -> int:
     return sum(int(plan.selection.rows[plan.snapshot.row_groups_of(file)].sum()) for file in files)

@@ -35,16 +35,22 @@ from feedline.planning.follow.next_border import (
     rebased_border,
 )
 from feedline.planning.lengths.length_columns import bucket_counts
-from feedline.planning.make_plan import make_plan, require_step
+from feedline.planning.make_plan import (
+    FrozenSource,
+    load_frozen,
+    plan_source,
+    plan_sources,
+    require_step,
+    snapshot_names,
+)
 from feedline.planning.mixing import MixingWindow
-from feedline.planning.plan import Plan, group_name
+from feedline.planning.plan import Plan
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.rows.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
-from feedline.planning.sources.make_mixed_plan import FrozenSource, load_frozen, plan_sources, snapshot_names
-from feedline.planning.sources.mixed_plan import RunPlan
-from feedline.planning.sources.source_passes import PassPlace
+from feedline.planning.source_passes import PassPlace
+from feedline.planning.source_plan import SourcePlan, group_name
 from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
 from feedline.spec.chosen_features import column_group_name
@@ -118,8 +124,8 @@ def resolve_hello(
     start: RunStart,
     fit: Fit,
     map: Map | None = None,
-    plans: Sequence[RunPlan] = (),
-) -> RunPlan:
+    plans: Sequence[Plan] = (),
+) -> Plan:
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of its start agree on.
 
     start: takes what is agreed on, for `verify_agreement`. plans: of the spec, for other ranks in this process. One on
@@ -161,7 +167,7 @@ def resolve_hello(
     return plan
 
 
-def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> RunPlan:
+def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
     """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
@@ -173,7 +179,7 @@ def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map
     return plan
 
 
-def resolve_next(spec: PipelineSpec, plan: RunPlan, *, fit: Fit, map: Map | None = None) -> RunPlan | None:
+def resolve_next(spec: PipelineSpec, plan: Plan, *, fit: Fit, map: Map | None = None) -> Plan | None:
     """The plan of the epoch after that of a plan of followed tables; None where the run ends with it. Raises PlanError
     while that epoch has no rows, and for a plan that is not of an epoch."""
     if plan.epoch is None:
@@ -190,7 +196,7 @@ def resolve_next(spec: PipelineSpec, plan: RunPlan, *, fit: Fit, map: Map | None
     return after
 
 
-def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
+def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
     """The plan of a state's run on the tables as they are now; see `Pipeline.rebase`. A source
     whose table has not changed stays as it is."""
     fields = checked_state(state)
@@ -199,16 +205,18 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     frozen = load_frozen(spec, fields["snapshot"])
     old = plan_sources(spec, frozen, lanes=fields["lanes"], map=map, exclude=spec.is_mixed)
     old = old.with_window(_window_of(fields))
-    if isinstance(old, Plan):
-        old = with_exclusion_of(old, fields["plan"])
-        old = replace(old, lengths=bucket_counts(spec, old.snapshot, old.where, old.sample, old.selection, map))
+    if not spec.is_mixed:
+        own = with_exclusion_of(old.source, fields["plan"])
+        lengths = bucket_counts(spec, own.snapshot, own.where, own.sample, own.selection, map)
+        old = old.with_sources([replace(own, lengths=lengths)])
     _refuse_other_plan(old, {"plan": fields["plan"]})
     refuse_step_beyond(fields, old.facts())
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
         epoch, step = epoch + 1, 0
     new = tuple(
-        _rebased(each, place, epoch, map) for each, place in zip(old.sources, old.places(epoch, step), strict=True)
+        _rebased(each, place, epoch, map, began=place.began if spec.is_mixed else None)
+        for each, place in zip(old.sources, old.places(epoch, step), strict=True)
     )
     if all(one is other for one, other in zip(new, old.sources, strict=True)):
         return old
@@ -231,9 +239,9 @@ def refuse_rebase(spec: PipelineSpec) -> None:
             )
 
 
-def _rebased(old: Plan, place: PassPlace, epoch: int, map: Map | None) -> Plan:
+def _rebased(old: SourcePlan, place: PassPlace, epoch: int, map: Map | None, *, began: int | None) -> SourcePlan:
     """The plan of a source on its table as it is now, without the rows that its pass has delivered; the old one where
-    nothing has changed. epoch: of the run."""
+    nothing has changed. epoch: of the run. began: of `Rebase`."""
     spec, excluded = old.spec, load_exclusion(old.spec)
     if excluded is None:
         snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
@@ -243,8 +251,8 @@ def _rebased(old: Plan, place: PassPlace, epoch: int, map: Map | None) -> Plan:
         return old
     require_comparable(old, snapshot)
     border = None if old.border is None else rebased_border(spec, old.border, snapshot, epoch)
-    new = make_plan(spec, snapshot, lanes=old.lanes, map=map, border=border).with_window(old.window)
-    rest = rebase(old, new, epoch=place.number, step=place.step, began=place.began, map=map)
+    new = plan_source(spec, snapshot, lanes=old.lanes, map=map, border=border).with_window(old.window)
+    rest = rebase(old, new, epoch=place.number, step=place.step, began=began, map=map)
     rest.save(spec.work_dir)
     return replace(new, rebase=rest)
 
@@ -258,11 +266,11 @@ def resolve_frozen(
     map: Map | None = None,
     start: RunStart | None = None,
     features: str | None = None,
-) -> RunPlan:
+) -> Plan:
     """A plan on the snapshot of each source, with every artifact that its features need. features: the fingerprint of a
     state."""
 
-    def plan_with(artifacts: ArtifactSetRef | None = None) -> RunPlan:
+    def plan_with(artifacts: ArtifactSetRef | None = None) -> Plan:
         return plan_sources(spec, frozen, lanes=lanes, map=map, artifacts=artifacts, earlier=_snapshot_before)
 
     snapshots = [each.snapshot for each in frozen]
@@ -272,7 +280,7 @@ def resolve_frozen(
 
 def resolve_snapshots(
     spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, fit: Fit, map: Map | None = None
-) -> RunPlan:
+) -> Plan:
     """The plan of a new run on the snapshot of each source, with every artifact that its features need; of its first
     epoch, where a table is followed."""
     frozen = [
@@ -282,7 +290,7 @@ def resolve_snapshots(
     return resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map)
 
 
-def preview_plan(spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, map: Map | None = None) -> RunPlan:
+def preview_plan(spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, map: Map | None = None) -> Plan:
     """A plan on the snapshot of each source with the artifacts that exist, enough to compute rows and steps."""
     frozen = [FrozenSource(snapshot=each) for each in snapshots]
     return _with_recorded_types(plan_sources(spec, frozen, lanes=lanes, map=map), fill=True)
@@ -381,7 +389,7 @@ def _id(exclusion: Exclusion | None) -> str | None:
     return exclusion.id if exclusion is not None and exclusion.rows else None
 
 
-def _with_recorded_types(plan: RunPlan, *, fill: bool = False) -> RunPlan:
+def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:
     """Save the types of the tables' columns for serving, where the artifacts folder can be written, and return the
     plan; `fill`: save only missing types."""
     spec = plan.spec
@@ -412,7 +420,7 @@ def _window_of(state: Mapping[str, Any]) -> MixingWindow | None:
     return MixingWindow(rows=rows, blocks=blocks) if rows and blocks else None
 
 
-def _refuse_other_plan(plan: RunPlan, state: Mapping[str, Any]) -> None:
+def _refuse_other_plan(plan: Plan, state: Mapping[str, Any]) -> None:
     """Raise StateError, with both values, for a state of another plan or other features."""
     for key, mine, remedy in (
         ("plan", plan.fingerprint, "Use the pipeline.yaml and overrides of the run that saved the state"),
@@ -424,6 +432,6 @@ def _refuse_other_plan(plan: RunPlan, state: Mapping[str, Any]) -> None:
     ):
         theirs = state.get(key)
         if theirs is not None and theirs != mine:
-            if key == "plan" and isinstance(plan, Plan):
-                remedy = explain_exclusion(plan, theirs) or remedy
+            if key == "plan" and not plan.names:
+                remedy = explain_exclusion(plan.source, theirs) or remedy
             raise StateError(f"the state belongs to another {key}: got {theirs}, expected {mine}. {remedy}")

@@ -33,7 +33,7 @@ from feedline.loader.wire.run_status import (
 )
 from feedline.native.kernels import compiled_kernels
 from feedline.planning.plan import Plan
-from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.source_plan import SourcePlan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.service.last_runs import LastRun
@@ -125,7 +125,7 @@ def rank_status(session: TrainerSession, plan: PlanStatus | None, *, trainer: in
     )
 
 
-def plan_status(plan: RunPlan) -> PlanStatus:
+def plan_status(plan: Plan) -> PlanStatus:
     """What a plan delivers in an epoch, and which parts of its tables it reads."""
     facts = plan.facts()
     return PlanStatus(
@@ -139,7 +139,7 @@ def plan_status(plan: RunPlan) -> PlanStatus:
     )
 
 
-def _read_parts(plan: Plan, *, named: bool) -> Iterator[ReadPart]:
+def _read_parts(plan: SourcePlan, *, named: bool) -> Iterator[ReadPart]:
     """The table's files, and its row groups after each stage that drops some. named: say which source it is."""
     snapshot, selection = plan.snapshot, plan.selection
     head = f"{plan.spec.source_name}: " if named else ""
@@ -188,7 +188,7 @@ class StatusGatherer:
         self._cluster, self._clock = cluster, clock
         self._decisions = DecisionLog()
         self._decisions.begin()
-        self._plan: tuple[RunPlan, PlanStatus] | None = None  # the last that was described
+        self._plan: tuple[Plan, PlanStatus] | None = None  # the last that was described
         self._trainers: dict[int, int] = {}  # by rank, that have come
         self._sessions: dict[TrainerSession, int] = {}  # the process ids of their trainers
         self._ranks = {rank: RankStatus(rank=rank, state="waiting", stats=FeederStats()) for rank in ranks}
@@ -283,7 +283,7 @@ class StatusGatherer:
             dashboard=cluster.dashboard if dask is not None or cluster.door is not None else None,
         )
 
-    def _described(self, plan: RunPlan) -> PlanStatus:
+    def _described(self, plan: Plan) -> PlanStatus:
         if self._plan is None or self._plan[0] is not plan:
             self._plan = plan, plan_status(plan)
         return self._plan[1]

@@ -23,7 +23,7 @@ from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import expand, take
 from feedline.loader.encoding.shuffled_rows import ShuffledRows
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 
 
 class BlockReader:
@@ -48,7 +48,7 @@ class BlockReader:
         return ("feedline-blocks", repr(self._job))
 
 
-def plan_to_dask(plan: Plan, epoch: int) -> Any:
+def plan_to_dask(plan: SourcePlan, epoch: int) -> Any:
     """An epoch's blocks, lane after lane, as a Dask DataFrame with unknown divisions."""
     with dask.config.set({"dataframe.convert-string": False}):
         return dd.from_map(
@@ -60,7 +60,7 @@ def plan_to_dask(plan: Plan, epoch: int) -> Any:
         )
 
 
-def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
+def _all_blocks(plan: SourcePlan, epoch: int) -> list[BlockRequest]:
     """The epoch's blocks, lane after lane, including rows that `batch.tail: drop` drops."""
     schedule = plan.schedule(epoch)
     return [

@@ -249,7 +249,7 @@ def test_damaged_files_are_refused_by_name(path: Path, name: str, damage: str):
 
 
 def test_a_worker_that_cannot_reach_the_files_fails_before_the_first_block(path: Path):
-    job = Pipeline.from_yaml(path).plan().job
+    job = Pipeline.from_yaml(path).plan().source.job
     check_job(job)
     table = next((folder(path) / "tables").iterdir())
     size = table.stat().st_size
@@ -264,7 +264,7 @@ def test_a_worker_that_cannot_reach_the_files_fails_before_the_first_block(path:
 
 
 def test_threads_load_an_artifact_once(path: Path, monkeypatch):
-    artifacts = Pipeline.from_yaml(path).plan().job.artifacts
+    artifacts = Pipeline.from_yaml(path).plan().source.job.artifacts
     stored_artifacts._artifacts.clear()
     read: list[str] = []
     load = stored_artifacts._load_table
@@ -290,8 +290,8 @@ def test_a_job_keeps_the_set_it_began_with(path: Path):
     Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()
     stored_artifacts._artifacts.clear()
     again = Pipeline.from_yaml(path)
-    assert again.plan().features.fingerprint != plan.features.fingerprint
-    assert StoredArtifactSet(plan.job.artifacts).manifest is not None
+    assert again.plan().source.features.fingerprint != plan.source.features.fingerprint
+    assert StoredArtifactSet(plan.source.job.artifacts).manifest is not None
     assert next(again.batches(plan=plan)) is not None
 
 

@@ -174,8 +174,8 @@ def test_quality_is_that_of_rows(table: Path, tmp_path: Path, monkeypatch: pytes
 
     def qualities() -> list[bytes]:
         plan = pipeline(table, tmp_path, source=source).plan()
-        blocks = list(plan.schedule(0).blocks(0, everything=True))
-        return [run_block(plan.job, plan.request(block, 0), "k", False).quality.to_bytes() for block in blocks]
+        blocks = list(plan.source.schedule(0).blocks(0, everything=True))
+        return [run_block(plan.source.job, plan.request(block, 0), "k", False).quality.to_bytes() for block in blocks]
 
     coded = qualities()
     monkeypatch.setenv(DECODER_VARIABLE, "arrow")
@@ -240,8 +240,8 @@ def test_values_of_filtered_rows_are_not_counted_and_are_no_error(
     def batches_and_quality() -> tuple[Any, bytes]:
         made = pipeline(tmp_path / "t", tmp_path, features=features, source={"where": "keep"})
         plan = made.plan()
-        block = next(iter(plan.schedule(0).blocks(0, everything=True)))
-        quality = run_block(plan.job, plan.request(block, 0), "k", False).quality
+        block = next(iter(plan.source.schedule(0).blocks(0, everything=True)))
+        quality = run_block(plan.source.job, plan.request(block, 0), "k", False).quality
         return outcome(tmp_path / "t", tmp_path, features=features, source={"where": "keep"}), quality.to_bytes()
 
     coded = batches_and_quality()
@@ -308,7 +308,7 @@ def test_no_more_of_long_lists_is_decoded_than_all_features_need(
     sparse = {"long": [{"first_x": 5}], "second": {"column": "long", "ops": second}}
     changes: dict[str, Any] = {"features": {"sparse": sparse, "extra": ["row"]}, "source": {"where": "few == 1"}}
     made = pipeline(tmp_path / "t", tmp_path, **changes)
-    compiled = compile_job(made.plan().job)
+    compiled = compile_job(made.plan().source.job)
     assert compiled.coded == {"long": most}
     widths: set[int] = set()
     whole = BlockEncoder.add

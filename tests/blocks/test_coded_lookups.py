@@ -156,8 +156,10 @@ def outcome(made: Pipeline) -> Any:
     try:
         batches = [image(batch) for batch in made.batches()]
         plan = made.plan()
-        blocks = list(plan.schedule(0).blocks(0, everything=True))
-        qualities = [run_block(plan.job, plan.request(block, 0), "k", False).quality.to_bytes() for block in blocks]
+        blocks = list(plan.source.schedule(0).blocks(0, everything=True))
+        qualities = [
+            run_block(plan.source.job, plan.request(block, 0), "k", False).quality.to_bytes() for block in blocks
+        ]
     except FeedlineError as error:
         return type(error), str(error)
     return batches, qualities

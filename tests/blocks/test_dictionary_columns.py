@@ -73,8 +73,8 @@ def plan_of(table: Path, decoder: str = "auto", features: dict[str, Any] = FEATU
 
 def blocks_of(plan: Plan) -> list[bytes]:
     """The blocks of an epoch, as they are sent."""
-    blocks = list(plan.schedule(0).blocks(0, everything=True))
-    return [bytes(run_block(plan.job, plan.request(block, 0), "k", True).image) for block in blocks]
+    blocks = list(plan.source.schedule(0).blocks(0, everything=True))
+    return [bytes(run_block(plan.source.job, plan.request(block, 0), "k", True).image) for block in blocks]
 
 
 @pytest.mark.parametrize("width", WIDTHS, ids=str)
@@ -124,7 +124,7 @@ def test_conditions_look_codes_up(tmp_path: Path):
     codes = np.arange(rows) % 5
     table = pa.table({"word": dictionary_array(codes, ["a", "b", "c", "d", "e"], pa.int8()), "n": range(rows)})
     plan = plan_of(stored(tmp_path / "coded", table, group=rows), features={"dense": {"n": []}}, where='word == "b"')
-    assert plan.selection.rows.sum() == rows // 5
+    assert plan.source.selection.rows.sum() == rows // 5
     assert len(blocks_of(plan)) > 0
 
 
@@ -141,16 +141,16 @@ def test_an_entry_that_is_no_utf8_is_refused(tmp_path: Path):
 
 def test_an_unexpected_error_names_column_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plan = plan_of(stored(tmp_path / "coded", table_of(pa.int8(), 5)))
-    request = plan.request(next(iter(plan.schedule(0).blocks(0))), 0)
+    request = plan.request(next(iter(plan.source.schedule(0).blocks(0))), 0)
 
     def fail(*_: Any) -> None:
         raise ValueError("a code has a wrong size")
 
     monkeypatch.setattr(CodedColumn, "apply", fail)
-    failure = attempt_block(plan.job, request, "k", False)
+    failure = attempt_block(plan.source.job, request, "k", False)
     assert isinstance(failure, BlockFailure)
     assert str(failure).startswith("ValueError: a code has a wrong size (column 'word', file ")
     assert str(failure).endswith("0.parquet, row group 0)")
     monkeypatch.setattr("feedline.blocks.piece_chunks.read_fragment", lambda *_, **__: iter([None]))
-    failure = attempt_block(plan.job, request, "k", False)
+    failure = attempt_block(plan.source.job, request, "k", False)
     assert str(failure).startswith("AttributeError: 'NoneType' object has no attribute 'frame' (file ")

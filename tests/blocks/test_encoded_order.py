@@ -76,16 +76,18 @@ class Blocks:
             "shuffle": {"seed": 1, "window_rows": 9_000, **changes.pop("shuffle", {})},
         }
         self._plan = Pipeline.from_dict(spec).plan()
-        self.blocks = list(self._plan.schedule(0).blocks(0, everything=True))
+        self.blocks = list(self._plan.source.schedule(0).blocks(0, everything=True))
 
     def run(self) -> tuple[list[bytes], list[bytes], int]:
         """Bytes, quality, and the blocks that were encoded in order."""
         images, qualities, ordered = [], [], 0
         for block in self.blocks:
             request = self._plan.request(block, 0)
-            result = run_block(self._plan.job, request, "k", False)
+            result = run_block(self._plan.source.job, request, "k", False)
             ordered += isinstance(result.parts[0], EncodedRows)
-            images.append(compute.pack_block(compute.compile_job(self._plan.job).layout, result.parts).to_pybytes())
+            images.append(
+                compute.pack_block(compute.compile_job(self._plan.source.job).layout, result.parts).to_pybytes()
+            )
             qualities.append(result.quality.to_bytes())
         return images, qualities, ordered
 

@@ -84,7 +84,7 @@ def test_runs_do_not_depend_on_chunks(tmp_path_factory: pytest.TempPathFactory, 
             for module in ("piece_chunks", "block_encoder"):
                 patch.setattr(f"feedline.blocks.{module}.CHUNK_ROWS", chunk_rows)
             plan = Pipeline.from_dict(spec).plan()
-            blocks = [block for lane in range(lanes) for block in plan.schedule(0).blocks(lane, everything=True)]
-            results = [run_block(plan.job, plan.request(block, 0), "k", False) for block in blocks]
+            blocks = [block for lane in range(lanes) for block in plan.source.schedule(0).blocks(lane, everything=True)]
+            results = [run_block(plan.source.job, plan.request(block, 0), "k", False) for block in blocks]
             found.append([pack_block(plan.layout, each.parts or ()).to_pybytes() for each in results])
     assert found[0] == found[1]

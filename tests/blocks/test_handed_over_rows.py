@@ -71,11 +71,11 @@ def plan_of(table: Path, folder: Path, changes: dict[str, Any]) -> Plan:
 
 def compute_block(plan: Plan, number: int, rows: int) -> tuple[BlockResult, BlockResult, list[Rows]]:
     """A block as ever, the block whose rows are handed over, and these."""
-    blocks = list(plan.schedule(0).blocks(0, everything=True))
+    blocks = list(plan.source.schedule(0).blocks(0, everything=True))
     request = plan.request(blocks[number], 0)
     handed: list[Rows] = []
-    alone = run_block(plan.job, request, "key", False)
-    return alone, run_block(plan.job, request, "key", False, HandOver(rows, handed.append)), handed
+    alone = run_block(plan.source.job, request, "key", False)
+    return alone, run_block(plan.source.job, request, "key", False, HandOver(rows, handed.append)), handed
 
 
 CASES = {
@@ -91,7 +91,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_and_counts_are_those_of_any_block(case: str, table: Path, tmp_path: Path) -> None:
     plan = plan_of(table, tmp_path, CASES[case])
-    count = len(list(plan.schedule(0).blocks(0, everything=True)))
+    count = len(list(plan.source.schedule(0).blocks(0, everything=True)))
     for number in range(count):
         alone, result, handed = compute_block(plan, number, 500)
         assert result.rows == alone.rows == sum(part.rows for part in result.parts or ())
@@ -111,7 +111,7 @@ def test_the_first_part_is_small_and_the_next_ones_grow(table: Path, tmp_path: P
 
 def test_the_first_part_has_enough_rows_where_a_filter_drops_some(table: Path, tmp_path: Path) -> None:
     plan = plan_of(table, tmp_path, CASES["filter"])
-    assert plan.schedule(0).rows < ROWS * 2 * 0.65
+    assert plan.source.schedule(0).rows < ROWS * 2 * 0.65
     _, _, handed = compute_block(plan, 0, 500)
     assert 500 <= handed[0].rows <= 600
 
@@ -154,10 +154,10 @@ def test_the_error_is_that_of_the_whole_block(tmp_path: Path, monkeypatch: pytes
     features = {"dense": {"first": [], "second": []}, "label": {"clicked": []}}
     spec = {"version": 1, "name": "wrong", "work_dir": str(tmp_path), "source": {"table": str(folder)}}
     plan = Pipeline.from_dict(spec | {"features": features, "batch": {"size": 500}, "shuffle": "off"}).plan()
-    request = plan.request(next(plan.schedule(0).blocks_of([0], first_step=0)), 0)
+    request = plan.request(next(plan.source.schedule(0).blocks_of([0], first_step=0)), 0)
     handed: list[Rows] = []
-    alone = attempt_block(plan.job, request, "key", False)
-    result = attempt_block(plan.job, request, "key", False, HandOver(500, handed.append))
+    alone = attempt_block(plan.source.job, request, "key", False)
+    result = attempt_block(plan.source.job, request, "key", False, HandOver(500, handed.append))
     assert isinstance(alone, BlockFailure)
     assert result == alone
     assert [part.rows for part in handed] == [500]

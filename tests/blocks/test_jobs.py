@@ -70,13 +70,13 @@ def test_a_feeder_compiles_its_features_once(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(compiled, "Compiler", Counted)
     plan = planned(tmp_path, 20)
-    assert not plan.gaps.nulls
-    job = compile_job(plan.job, plan.features)
+    assert not plan.source.gaps.nulls
+    job = compile_job(plan.source.job, plan.source.features)
     coded = job.parts[0].coded_columns
     plain = coded.split(())
     assert plain is not None
-    assert plain[0].outputs == plan.features.outputs
-    assert sorted(built) == sorted(feature.name for feature in plan.features.features)
+    assert plain[0].outputs == plan.source.features.outputs
+    assert sorted(built) == sorted(feature.name for feature in plan.source.features.features)
 
 
 def test_some_features_of_groups_have_the_runs_of_all(tmp_path: Path):
@@ -97,7 +97,7 @@ def test_some_features_of_groups_have_the_runs_of_all(tmp_path: Path):
         "batch": {"size": 2},
         "shuffle": "off",
     }
-    job = Pipeline.from_dict(document).plan().job
+    job = Pipeline.from_dict(document).plan().source.job
     whole = compile_job(job)
     some = replace(job, features=tuple(each for each in job.features if each.name == "words"))
     like = compile_like(some, whole)
@@ -147,7 +147,7 @@ def test_a_task_names_its_job(tmp_path: Path):
     delivery.pump(plan.schedule(0).steps)
     assert len(sent) == 2
     assert all(len(each) < 4096 for each in sent)
-    assert len(pickle.dumps(plan.job)) > 25_000
+    assert len(pickle.dumps(plan.source.job)) > 25_000
 
 
 def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
@@ -164,7 +164,7 @@ def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
 
 
 def test_a_checked_job_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    job = planned(tmp_path, 3).job
+    job = planned(tmp_path, 3).source.job
     monkeypatch.setattr(jobs, "_jobs", SingleFlight())
     with pytest.raises(UnknownJobError, match=job.digest):
         find_job(job.digest)
@@ -173,7 +173,7 @@ def test_a_checked_job_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_digest_covers_all_fields(tmp_path: Path):
-    job = planned(tmp_path, 3).job
+    job = planned(tmp_path, 3).source.job
     assert replace(job).digest == job.digest == pickle.loads(pickle.dumps(job)).digest
     others = [replace(job, where="x > 1"), replace(job, by="c"), replace(job, features=job.features[1:])]
     others += [replace(job, environment=()), replace(job, artifacts=replace(job.artifacts, out_of_fold=False))]
@@ -183,7 +183,7 @@ def test_the_digest_covers_all_fields(tmp_path: Path):
 @pytest.mark.parametrize(("module", "compiled"), [(jobs, "compile_job"), (observe, "compile_fit")])
 def test_threads_compile_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, compiled: str):
     """Eight Dask threads begin with their first blocks at the same moment."""
-    job: Any = planned(tmp_path, 3).job
+    job: Any = planned(tmp_path, 3).source.job
     if module is observe:
         names = ("features", "schema", "where", "sample", "artifacts", "environment", "code")
         known = {name: getattr(job, name) for name in names}

@@ -67,8 +67,8 @@ def blocks_of(table: Path, folder: Path, shuffle: Any, source: Any, grouped: boo
             "shuffle": shuffle,
         }
     ).plan()
-    requests = [plan.request(block, 0) for block in plan.schedule(0).blocks(0, everything=True)]
-    return plan, [run_block(plan.job, request, "k", False) for request in requests]
+    requests = [plan.request(block, 0) for block in plan.source.schedule(0).blocks(0, everything=True)]
+    return plan, [run_block(plan.source.job, request, "k", False) for request in requests]
 
 
 def slots(layout: Any, part: EncodedRows) -> list[bytes]:

@@ -32,8 +32,8 @@ def test_rows_between_skip_and_end_are_read(tmp_path: Path) -> None:
         "shuffle": {"by": "user"},
     }
     plan = Pipeline.from_dict(spec).plan()
-    fragment = fragment_at(plan.snapshot, 0, np.arange(3), plan.selection.rows)
-    piece, compiled = PieceRequest(fragment=fragment, skip=35, rows=30), compile_job(plan.job)
+    fragment = fragment_at(plan.source.snapshot, 0, np.arange(3), plan.source.selection.rows)
+    piece, compiled = PieceRequest(fragment=fragment, skip=35, rows=30), compile_job(plan.source.job)
     prices = pl.concat([column_values(chunk, "price") for chunk in piece_chunks(compiled, piece)])
     assert prices.to_list() == [float(row) for row in range(35, 65)]
     users = pl.concat([chunk.frame for chunk in piece_chunks(compiled, piece, ["user"])])
@@ -55,9 +55,9 @@ def test_other_rows_than_planned_are_an_error_in_the_last_row_group_too(tmp_path
         "batch": {"size": 10},
     }
     plan = Pipeline.from_dict(spec).plan()
-    compiled = compile_job(plan.job)
-    planned = plan.selection.rows - np.array([0, 0, missed])
-    fragment = fragment_at(plan.snapshot, 0, np.arange(3), planned)
+    compiled = compile_job(plan.source.job)
+    planned = plan.source.selection.rows - np.array([0, 0, missed])
+    fragment = fragment_at(plan.source.snapshot, 0, np.arange(3), planned)
     rows = int(planned.sum())
     for skip in (0, rows - 1):
         with pytest.raises(DataError, match=rf"row group 2 than was counted: got 15, expected {15 - missed}"):

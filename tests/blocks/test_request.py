@@ -144,20 +144,20 @@ def test_a_path_is_a_position_in_pipeline_yaml():
 
 def test_the_cache_is_part_of_a_jobs_name(plan: Plan):
     digests = {
-        replace(plan.job, cache=cache).digest
+        replace(plan.source.job, cache=cache).digest
         for cache in (None, REF, replace(REF, folder="/x"), replace(REF, size=5), replace(REF, shared=True))
     }
     assert len(digests) == 5
-    assert replace(plan.job, cache=REF) != plan.job
-    assert replace(plan.job, cache=None).digest == plan.job.digest
+    assert replace(plan.source.job, cache=REF) != plan.source.job
+    assert replace(plan.source.job, cache=None).digest == plan.source.job.digest
 
 
 def test_a_job_with_a_cache_travels(plan: Plan):
-    job = replace(plan.job, cache=REF)
+    job = replace(plan.source.job, cache=REF)
     back = pickle.loads(pickle.dumps(job))
     assert (back, back.cache, back.digest) == (job, REF, job.digest)
 
 
 def test_a_block_without_a_cache_counts_nothing(plan: Plan):
-    block = next(iter(plan.schedule(0).blocks(0, everything=True)))
-    assert run_block(plan.job, plan.request(block, 0), "k", packed=False).cached is None
+    block = next(iter(plan.source.schedule(0).blocks(0, everything=True)))
+    assert run_block(plan.source.job, plan.request(block, 0), "k", packed=False).cached is None

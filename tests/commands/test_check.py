@@ -121,7 +121,7 @@ def test_columns_of_a_row_key_are_read_too(tmp_path: Path):
     report = checked(path, deep=True)
     assert ([bad.file for bad in report.bad_files], set(report.columns)) == ([str(part(tmp_path, 1))], {"x", "y"})
     plan = Pipeline.from_yaml(path).plan()
-    assert set(plan.columns) == set(report.columns)
+    assert set(plan.source.columns) == set(report.columns)
     for number in (0, 2):
         lesser = pq.read_table(part(tmp_path, number), partitioning=None).drop_columns(["x"])
         pq.write_table(lesser, part(tmp_path, number))
@@ -161,7 +161,7 @@ def test_a_check_and_a_plan_agree_on_what_is_missing(tmp_path: Path):
                 Pipeline.from_yaml(path).plan()
         else:
             plan = Pipeline.from_yaml(path).plan()
-            assert (int(plan.selection.rows.sum()), where is not None) == (2, True)
+            assert (int(plan.source.selection.rows.sum()), where is not None) == (2, True)
 
 
 def test_a_plan_that_skips_leaves_out_the_bad_files(tmp_path: Path):
@@ -169,14 +169,14 @@ def test_a_plan_that_skips_leaves_out_the_bad_files(tmp_path: Path):
     write(tmp_path / "t")
     flip_a_page(part(tmp_path, 1))
     path = pipeline(tmp_path, source={"on_bad_file": "skip"})
-    assert not Pipeline.from_yaml(path).plan().skipped
+    assert not Pipeline.from_yaml(path).plan().source.skipped
     assert checked(path).clean
     [bad] = checked(path, deep=True).bad_files
     plan = Pipeline.from_yaml(path).plan()
-    assert plan.skipped == (bad,)
-    assert plan.snapshot.files["path"].to_pylist() == [f"part={number}/data.parquet" for number in (0, 2, 3)]
+    assert plan.source.skipped == (bad,)
+    assert plan.source.snapshot.files["path"].to_pylist() == [f"part={number}/data.parquet" for number in (0, 2, 3)]
     assert not checked(path).bad_files, "footers alone neither find it nor take it back"
-    assert Pipeline.from_yaml(path).plan().skipped == (bad,)
+    assert Pipeline.from_yaml(path).plan().source.skipped == (bad,)
 
 
 def test_a_restored_file_is_found_sound_again(tmp_path: Path):
@@ -194,10 +194,10 @@ def test_a_restored_file_is_found_sound_again(tmp_path: Path):
         assert len(checked(path, deep=deep).bad_files) == 1
         file.write_bytes(content)
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-        assert len(Pipeline.from_yaml(path).plan().skipped) == 1
+        assert len(Pipeline.from_yaml(path).plan().source.skipped) == 1
         assert checked(path, deep=deep).clean
         assert not load_findings(str(tmp_path / "work"))
-        assert not Pipeline.from_yaml(path).plan().skipped
+        assert not Pipeline.from_yaml(path).plan().source.skipped
 
 
 DECODERS = ["auto", "arrow", "arrow by environment"]
@@ -244,7 +244,7 @@ def test_a_deep_check_and_a_plan_know_the_decoder_of_a_run(
     damage_a_page(part(tmp_path, 1), "y", dictionary=False, what="size")
     assert is_refused_by_run(path) is (decoder == "auto")
     assert bool(checked(path, deep=True).bad_files) is (decoder == "auto")
-    decoded = describe(Pipeline.from_yaml(path).plan(), world_size=1)["decoded_by_pyarrow"]
+    decoded = describe(Pipeline.from_yaml(path).plan().source, world_size=1)["decoded_by_pyarrow"]
     assert decoded == ({} if decoder == "auto" else dict.fromkeys(("x", "y", "ids"), "decoder: arrow"))
 
 
@@ -252,7 +252,7 @@ def test_a_plan_names_columns_whose_codec_the_kernel_lacks(tmp_path: Path):
     write(tmp_path / "t", 1)
     table = pq.read_table(part(tmp_path, 0), partitioning=None)
     pq.write_table(table, part(tmp_path, 0), compression={"x": "brotli", "y": "zstd", "ids.list.element": "none"})
-    decoded = describe(Pipeline.from_yaml(pipeline(tmp_path)).plan(), world_size=1)["decoded_by_pyarrow"]
+    decoded = describe(Pipeline.from_yaml(pipeline(tmp_path)).plan().source, world_size=1)["decoded_by_pyarrow"]
     why = "codec BROTLI" if native.COMPILED else "installed without a compiler"
     assert decoded["x"] == why
     assert native.COMPILED is (set(decoded) == {"x"})

@@ -54,11 +54,11 @@ def plan_of(folder: Path, bad: dict[int, dict[str, Any]], **changes: Any) -> Pla
 
 
 def task_of(plan: Plan) -> tuple[Fragment, ...]:
-    return (plan.selection.fragment(plan.snapshot, np.arange(len(plan.selection.rows))),)
+    return (plan.source.selection.fragment(plan.source.snapshot, np.arange(len(plan.source.selection.rows))),)
 
 
 def check_of(plan: Plan, most: int = ROWS) -> RowCheck:
-    return RowCheck(job=replace(plan.job, by=None), unfitted=frozenset(), most=most)
+    return RowCheck(job=replace(plan.source.job, by=None), unfitted=frozenset(), most=most)
 
 
 def test_bad_rows_are_numbered_among_those_that_the_filter_keeps(tmp_path: Path):
@@ -101,13 +101,13 @@ def test_a_task_ends_early_where_too_many_rows_are_bad(tmp_path: Path, monkeypat
     """Every value differs, and none is a number: finding all would take two passes for each."""
     plan = plan_of(tmp_path, {row: {"word": f"no {row}"} for row in range(ROWS)})
     tried = []
-    whole = type(plan.features).failure
+    whole = type(plan.source.features).failure
 
     def failure(self: Any, frame: Any, index: int) -> Any:
         tried.append(frame.height)
         return whole(self, frame, index)
 
-    monkeypatch.setattr(type(plan.features), "failure", failure)
+    monkeypatch.setattr(type(plan.source.features), "failure", failure)
     [found] = find_bad_rows(check_of(plan, most=20), task_of(plan))
     assert 20 < found.rows < 64
     assert len(tried) < 120
@@ -115,6 +115,6 @@ def test_a_task_ends_early_where_too_many_rows_are_bad(tmp_path: Path, monkeypat
 
 def test_another_environment_is_refused(tmp_path: Path):
     plan = plan_of(tmp_path, {})
-    job = replace(plan.job, environment=(("polars", "0"),))
+    job = replace(plan.source.job, environment=(("polars", "0"),))
     with pytest.raises(ClusterError):
         find_bad_rows(RowCheck(job=job, unfitted=frozenset(), most=1), task_of(plan))

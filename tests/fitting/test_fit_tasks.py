@@ -31,7 +31,7 @@ def test_tasks_hold_every_row_group_once_in_table_order(tmp_path: Path, threads:
         }
     )
     plan = pipeline.plan()
-    tasks = fit_tasks(plan.snapshot, plan.selection, threads)
+    tasks = fit_tasks(plan.source.snapshot, plan.source.selection, threads)
     found = [(fragment.path, group) for task in tasks for fragment in task for group in fragment.row_groups]
     assert found == [(f"{part}.parquet", group) for part in range(3) for group in range(4)]
     rows = [sum(sum(fragment.expected) for fragment in task) for task in tasks]

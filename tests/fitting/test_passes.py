@@ -175,7 +175,7 @@ def test_only_the_sample_is_learnt_from(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks, source={"table": str(clicks), "sample": sample})
     pipeline = Pipeline.from_yaml(path)
     report = pipeline.fit()
-    assert report.rows == int(pipeline.plan().selection.rows.sum())
+    assert report.rows == int(pipeline.plan().source.selection.rows.sum())
     assert report.fits[0].sample is not None
     assert report.fits[0].sample["fraction"] == 0.25
 
@@ -244,7 +244,7 @@ def test_fits_at_the_same_time_leave_one_whole_set(tmp_path: Path, clicks: Path)
     assert len({report.manifest for report in reports}) == 2
     plan = Pipeline.from_yaml(path).plan()
     plan.require_fitted()
-    assert plan.job.artifacts.manifest in {report.manifest for report in reports}
+    assert plan.source.job.artifacts.manifest in {report.manifest for report in reports}
 
 
 def test_the_fingerprint_of_features_depends_on_artifacts(tmp_path: Path, clicks: Path):
@@ -252,7 +252,7 @@ def test_the_fingerprint_of_features_depends_on_artifacts(tmp_path: Path, clicks
 
     def fitted(where: str) -> str:
         Pipeline.from_yaml(path, {"source.where": where}).fit()
-        return Pipeline.from_yaml(path).plan().features.fingerprint
+        return Pipeline.from_yaml(path).plan().source.features.fingerprint
 
     first = fitted("id_0 >= 0")
     other = fitted("id_0 >= 3")

@@ -38,7 +38,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> BadTable:
 def rows_of(table: BadTable, pipeline: Pipeline) -> list[int]:
     plan = pipeline.plan()
     ids = [row for batch in pipeline.batches(plan=plan) for row in batch.extra["id"].tolist()]
-    assert len(ids) == plan.schedule(0).rows - plan.schedule(0).rows_dropped
+    assert len(ids) == plan.source.schedule(0).rows - plan.source.schedule(0).rows_dropped
     return sorted(ids)
 
 
@@ -324,7 +324,7 @@ def test_skipped_files_have_no_rows_to_check(tmp_path: Path):
     report = table.check(table.pipeline(source=dict(source)))
     broken.unlink()
     assert (report.rows, report.bad) == (len(table.ids("true")), len(table.bad_ids()))
-    assert table.excluding(source=dict(source)).plan().schedule(0).rows == report.rows - report.bad
+    assert table.excluding(source=dict(source)).plan().source.schedule(0).rows == report.rows - report.bad
 
 
 def test_head_shows_rows_that_are_not_excluded(table: BadTable):

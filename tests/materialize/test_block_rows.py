@@ -30,8 +30,8 @@ def test_groups_are_expanded_and_rows_stay_in_order(tmp_path: Path):
         }
     )
     plan = own.complete_plan()
-    [block] = plan.schedule(0).blocks(0, everything=True)
-    job = replace(plan.job, by=None)
+    [block] = plan.source.schedule(0).blocks(0, everything=True)
+    job = replace(plan.source.job, by=None)
     parts, quality = finished_rows(job, NumberedBlock(0, replace(plan.request(block, 0), permutation=None)))
     assert quality.rows == 500
     assert np.concatenate([rows.categorical[0] for rows in parts]).tolist() == list(range(500))

@@ -27,8 +27,8 @@ def test_a_block_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = {"table": str(tmp_path / "t.parquet")}
     spec = {"version": 1, "name": "x", "work_dir": str(tmp_path / "work"), "source": source, "batch": {"size": 8}}
     plan = Pipeline.from_dict({**spec, "features": features, "shuffle": "off"}).complete_plan()
-    [block] = plan.schedule(0).blocks(0, everything=True)
-    files = FilesJob(job=plan.job, output=OutputFolder(str(tmp_path / "out"), overwrite=False).begin())
+    [block] = plan.source.schedule(0).blocks(0, everything=True)
+    files = FilesJob(job=plan.source.job, output=OutputFolder(str(tmp_path / "out"), overwrite=False).begin())
     size, quality = write_block_file(files, NumberedBlock(7, plan.request(block, 0)))
     path = Path(files.output.files.path) / file_name(files.output.run, 7)
     assert (path.stat().st_size, quality.rows) == (size, rows)

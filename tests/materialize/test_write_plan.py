@@ -218,7 +218,7 @@ def test_the_root_says_what_was_written(place: Place, tmp_path: Path):
     other = json.loads((tmp_path / "files" / MARKER).read_text())
     expected = {
         "pipeline": "clicks",
-        "snapshot": plan.snapshot.id,
+        "snapshot": plan.source.snapshot.id,
         "plan": plan.fingerprint,
         "features": plan.features_fingerprint,
         "rows": ROWS,

@@ -104,7 +104,7 @@ def test_misses_are_counted(place: Place):
     table = pq.read_table(place.table)
     ids = table["item"].to_numpy()
     seen = np.concatenate(table["seen"].to_pylist())
-    held = Pipeline.from_yaml(place.write(features=FEATURES, **SETTINGS)).plan().features
+    held = Pipeline.from_yaml(place.write(features=FEATURES, **SETTINGS)).plan().source.features
     frame = pl.from_arrow(table.select(held.columns))
     assert isinstance(frame, pl.DataFrame)
     _, counts = held.apply_counting(frame)
@@ -163,12 +163,12 @@ def test_a_missing_vector_that_is_an_error_names_the_row(place: Place):
 def test_other_values_are_other_features(place: Place):
     path = place.write(features=FEATURES, **SETTINGS)
     first = Pipeline.from_yaml(path).plan()
-    assert Pipeline.from_yaml(path).plan().features.fingerprint == first.features.fingerprint
+    assert Pipeline.from_yaml(path).plan().source.features.fingerprint == first.source.features.fingerprint
     pq.write_table(items(), place.folder / "side" / "items.parquet", row_group_size=100)
-    assert Pipeline.from_yaml(path).plan().features.fingerprint == first.features.fingerprint
+    assert Pipeline.from_yaml(path).plan().source.features.fingerprint == first.source.features.fingerprint
     state = state_of(first.facts(), epoch=0, step=1)
     pq.write_table(items(PRICES + 1), place.folder / "side" / "items.parquet")
-    assert Pipeline.from_yaml(path).plan().features.fingerprint != first.features.fingerprint
+    assert Pipeline.from_yaml(path).plan().source.features.fingerprint != first.source.features.fingerprint
     with pytest.raises(StateError, match="the state belongs to another features"):
         Pipeline.from_yaml(path).plan_for(state)
     with pytest.raises(TableChangedError, match=r"items.parquet has changed since .*: got the digest \w+"):

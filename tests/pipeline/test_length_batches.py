@@ -203,9 +203,9 @@ def test_a_feeder_delivers_them_and_resumes_in_the_middle(place: Place, case: st
 
 def test_no_row_group_is_read_once_per_bucket(place: Place):
     plan = Pipeline.from_yaml(write(place, BOTH)).plan()
-    schedule = plan.schedule(0)
+    schedule = plan.source.schedule(0)
     read = sum(plan.request(block, 0).nbytes for lane in range(LANES) for block in schedule.blocks(lane))
-    once = int(plan.row_group_bytes[plan.selection.rows > 0].sum())
+    once = int(plan.source.row_group_bytes[plan.source.selection.rows > 0].sum())
     assert once < read < 1.6 * once  # 7 borders of lanes among 48 row groups
 
 

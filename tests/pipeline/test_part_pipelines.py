@@ -109,36 +109,49 @@ def test_a_map_whose_keys_have_columns_where_rows_are_kept_is_not_read(
         ("n < 2000", {"n", "user", "features_map"}),
     ):
         plan = pipeline(tmp_path, root, source={"table": root, "where": where}, features=features).plan()
-        assert set(plan.columns) == read, where
-        assert describe(plan, world_size=1)["columns"]["read"] == len(read)
-        record_usage(str(tmp_path / where), plan.snapshot, plan.parts, plan.selection.rows, job="job")
-        (use,) = load_uses(str(tmp_path / where), plan.snapshot.uri)
+        assert set(plan.source.columns) == read, where
+        assert describe(plan.source, world_size=1)["columns"]["read"] == len(read)
+        record_usage(
+            str(tmp_path / where), plan.source.snapshot, plan.source.parts, plan.source.selection.rows, job="job"
+        )
+        (use,) = load_uses(str(tmp_path / where), plan.source.snapshot.uri)
         assert set(use.columns) == read, where
-        assert sum(use.columns.values()) == int(part_bytes(plan.snapshot, plan.parts)[plan.selection.rows > 0].sum())
+        assert sum(use.columns.values()) == int(
+            part_bytes(plan.source.snapshot, plan.source.parts)[plan.source.selection.rows > 0].sum()
+        )
     whole = pipeline(
         tmp_path, root, source={"table": root, "where": "n >= 3000"}, features={**features, "extra": ["features_map"]}
     )
-    assert "features_map" in whole.plan().columns
+    assert "features_map" in whole.plan().source.columns
 
 
 def test_the_plan_counts_and_names_them(mixed: tuple[str, pa.Table], tmp_path: Path) -> None:
     root, _ = mixed
     plan = pipeline(tmp_path, root).plan()
-    assert plan.features.columns == ("n", "user", "features_map", "lists", "features_map.price", "features_map.cost")
-    assert set(plan.parts) == {
+    assert plan.source.features.columns == (
+        "n",
+        "user",
+        "features_map",
+        "lists",
+        "features_map.price",
+        "features_map.cost",
+    )
+    assert set(plan.source.parts) == {
         "n",
         *('features_map["price"]', 'features_map["cost"]', 'user["geo"]["lat"]', 'user["country"]', "lists[1]"),
     }
-    kept = plan.selection.rows > 0
-    facts = describe(plan, world_size=1)
-    assert facts["bytes"]["read_per_epoch"] == int(part_bytes(plan.snapshot, plan.parts)[kept].sum())
-    assert facts["counted"]["bytes"] <= bytes_of(plan.snapshot, None, ['features_map["price"]', 'user["country"]'])
-    in_map = [file != 2 and keep for file, keep in zip(plan.snapshot.file_of_row_group, kept, strict=True)]
+    kept = plan.source.selection.rows > 0
+    facts = describe(plan.source, world_size=1)
+    assert facts["bytes"]["read_per_epoch"] == int(part_bytes(plan.source.snapshot, plan.source.parts)[kept].sum())
+    assert facts["counted"]["bytes"] <= bytes_of(
+        plan.source.snapshot, None, ['features_map["price"]', 'user["country"]']
+    )
+    in_map = [file != 2 and keep for file, keep in zip(plan.source.snapshot.file_of_row_group, kept, strict=True)]
     cost = facts["maps"]["features_map"]
     assert cost == {
         "keys": 2,
         "keys_with_columns": 2,
-        "bytes": int(part_bytes(plan.snapshot, ["features_map"])[in_map].sum()),
+        "bytes": int(part_bytes(plan.source.snapshot, ["features_map"])[in_map].sum()),
         "row_groups": sum(in_map),
         "whole": False,
     }
@@ -164,7 +177,7 @@ def test_features_do_not_change_with_the_layout(mixed: tuple[str, pa.Table], tmp
     (tmp_path / "plain").mkdir()
     plain = write(tmp_path / "plain", {"a.parquet": mixed[1]})
     plans: list[Plan] = [pipeline(tmp_path, root).plan() for root in (mixed[0], plain)]
-    assert plans[0].features.fingerprint == plans[1].features.fingerprint
+    assert plans[0].source.features.fingerprint == plans[1].source.features.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -184,7 +197,9 @@ def test_errors_in_pipelines(tmp_path: Path, features: dict[str, Any], message: 
 
 def test_a_missing_column_is_one_that_is_stored_in_no_way(mixed: tuple[str, pa.Table], tmp_path: Path) -> None:
     rules = {"missing": "error"}
-    assert pipeline(tmp_path, mixed[0], source={"table": mixed[0], "schema": rules}).plan().schedule(0).rows == 90
+    assert (
+        pipeline(tmp_path, mixed[0], source={"table": mixed[0], "schema": rules}).plan().source.schedule(0).rows == 90
+    )
     tables = {"a.parquet": events(5, 1), "b.parquet": events(5, 2).drop_columns(["features_map"])}
     root = write(tmp_path / "t", tables)
     with pytest.raises(SpecError, match=r'column .features_map\["(price|cost)"\]. is not in .*b.parquet'):

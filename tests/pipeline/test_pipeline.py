@@ -213,7 +213,7 @@ def test_partitions_are_blocks_with_the_rows_a_tail_drops(place: Place, table: p
     path = place.write("dask.yaml", features=FEATURES, lanes=2)
     pipeline = Pipeline.from_yaml(path)
     frame = pipeline.to_dask(epoch=1)
-    schedule = pipeline.plan().schedule(1)
+    schedule = pipeline.plan().source.schedule(1)
     blocks = [block for lane in range(2) for block in schedule.blocks(lane, everything=True)]
     assert frame.npartitions == len(blocks)
     with dask.config.set(scheduler="synchronous"):

@@ -154,9 +154,9 @@ def test_blocks_read_the_bytes_that_the_plan_says(place: Place, clicks: Path) ->
     ):
         path = write(place, sample, where, batch={"size": 64, "tail": "partial"}, source={"split_rows": 4096})
         plan = Pipeline.from_yaml(path).plan()
-        assert int(plan.row_group_bytes.sum()) == stored(names), (sample, where)
-        block = next(iter(plan.schedule(0).blocks(0)))
-        assert run_block(plan.job, plan.request(block, 0), "k", False).rows == block.rows
+        assert int(plan.source.row_group_bytes.sum()) == stored(names), (sample, where)
+        block = next(iter(plan.source.schedule(0).blocks(0)))
+        assert run_block(plan.source.job, plan.request(block, 0), "k", False).rows == block.rows
 
 
 def test_the_sample_is_in_the_fingerprint_of_the_plan(place: Place) -> None:

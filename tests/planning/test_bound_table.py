@@ -26,11 +26,11 @@ def test_bytes_per_row_are_those_of_the_columns_in_use(tmp_path: Path):
         "batch": {"size": 10},
     }
     whole = Pipeline.from_dict(spec).plan()
-    assert whole.columns == ("x",)
-    assert whole.row_group_bytes.tolist() == x_bytes
-    assert whole.row_bytes.rows == 1000
-    assert whole.row_bytes.selected == whole.row_bytes.stored == sum(x_bytes) / 1000
+    assert whole.source.columns == ("x",)
+    assert whole.source.row_group_bytes.tolist() == x_bytes
+    assert whole.source.row_bytes.rows == 1000
+    assert whole.source.row_bytes.selected == whole.source.row_bytes.stored == sum(x_bytes) / 1000
     half = Pipeline.from_dict(spec, {"source.where": "day == 1"}).plan()  # by statistics: day itself is not read
-    assert half.columns == ("x", "day")
-    assert half.row_bytes.rows == 500
-    assert half.row_bytes.selected == x_bytes[1] / 500
+    assert half.source.columns == ("x", "day")
+    assert half.source.row_bytes.rows == 500
+    assert half.source.row_bytes.selected == x_bytes[1] / 500

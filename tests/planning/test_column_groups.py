@@ -23,7 +23,8 @@ from feedline.loader.state import state_of
 from feedline.loader.wire.facts import Hello
 from feedline.planning.column_groups import plan_column_group
 from feedline.planning.mixing import MixingWindow
-from feedline.planning.plan import Plan, group_name
+from feedline.planning.plan import Plan
+from feedline.planning.source_plan import group_name
 
 ROWS, SIZE = 2_000, 64
 FEATURES: dict[str, Any] = {
@@ -132,26 +133,26 @@ def test_the_plan_is_that_of_all_features_and_bytes_are_those_of_the_groups_colu
     folder: Path, changes: dict[str, Any]
 ):
     whole = pipeline_of(folder, **changes).complete_plan(changes.get("lanes", 1))
-    facts, schedule = whole.facts(), whole.schedule(0)
+    facts, schedule = whole.facts(), whole.source.schedule(0)
     lane = list(schedule.blocks(0))
     for names in (["age"], TOWER, SERVER, ["clicked"]):
         plan = plan_column_group(whole, names)
         group = plan.facts()
         assert replace(group, column_group=None, schema=facts.schema) == facts
-        assert (plan.window, plan.sizes) == (whole.window, whole.sizes)
-        assert list(plan.schedule(0).blocks(0)) == lane
+        assert (plan.window, plan.source.sizes) == (whole.window, whole.source.sizes)
+        assert list(plan.source.schedule(0).blocks(0)) == lane
         assert plan.features_fingerprint == whole.features_fingerprint
-        assert plan.job.digest != whole.job.digest
-        assert [feature.name for feature in plan.job.features] == [column.name for column in group.schema]
-        assert set(plan.columns) < set(whole.columns)
-        nbytes = chunk_bytes(folder, plan.columns)
+        assert plan.source.job.digest != whole.source.job.digest
+        assert [feature.name for feature in plan.source.job.features] == [column.name for column in group.schema]
+        assert set(plan.source.columns) < set(whole.source.columns)
+        nbytes = chunk_bytes(folder, plan.source.columns)
         unfiltered = changes["shuffle"] == "off" or "source" not in changes
         requested = sum(plan.request(block, 0).nbytes for block in lane)
         assert requested < sum(whole.request(block, 0).nbytes for block in lane)
         if unfiltered:
-            assert int(plan.row_group_bytes.sum()) == nbytes
-    assert plan_column_group(plan, ()) is whole
-    assert plan_column_group(plan, TOWER).whole is whole, "a group of a group's plan is one of the whole"
+            assert int(plan.source.row_group_bytes.sum()) == nbytes
+    assert plan_column_group(plan, ()).source is whole.source
+    assert plan_column_group(plan, TOWER).source.whole is whole.source, "a group of a group's plan is one of the whole"
 
 
 def chunk_bytes(folder: Path, columns: tuple[str, ...]) -> int:
@@ -182,9 +183,15 @@ def test_bytes_of_all_features_decide_window_and_blocks(tmp_path: Path, shuffle:
         for each in (features, {"dense": features["dense"]})
     )
     group = plan_column_group(whole, ["x"])
-    assert (group.sizes, group.window, group.fingerprint) == (whole.sizes, whole.window, whole.fingerprint)
-    assert list(group.schedule(3).blocks(0)) == list(whole.schedule(3).blocks(0))
-    assert (alone.sizes, alone.window) != (whole.sizes, whole.window), "the table is wide enough for this test"
+    assert (group.source.sizes, group.window, group.fingerprint) == (
+        whole.source.sizes,
+        whole.window,
+        whole.fingerprint,
+    )
+    assert list(group.source.schedule(3).blocks(0)) == list(whole.source.schedule(3).blocks(0))
+    assert (alone.source.sizes, alone.window) != (whole.source.sizes, whole.window), (
+        "the table is wide enough for this test"
+    )
 
 
 def test_a_state_belongs_to_all_groups(folder: Path):
@@ -199,10 +206,10 @@ def test_a_state_belongs_to_all_groups(folder: Path):
     names = {key: state[key] for key in ("snapshot", "lanes", "plan", "features", "seed", "batch_size")}
     hello = Hello(rank=0, world_size=1, column_group=("city", "hist"), **names)
     plan = pipeline.resolve(hello, job="j")
-    assert (plan.fingerprint, group_name(plan)[:10]) == (tower.fingerprint, "city, hist")
+    assert (plan.fingerprint, group_name(plan.source)[:10]) == (tower.fingerprint, "city, hist")
     assert pipeline.resolve(hello, job="j", plans=[tower, plan]) is plan, "not the plan of another group"
     other = pipeline.resolve(replace(hello, column_group=("age",)), job="j", plans=[plan])
-    assert other.selection is plan.selection, "rows are not counted again"
+    assert other.source.selection is plan.source.selection, "rows are not counted again"
     with pytest.raises(StateError, match="belongs to another features"):
         pipeline.resolve(replace(hello, features="f" * 32), job="j")
     other = tower.with_window(MixingWindow(rows=500, blocks=32))
@@ -300,7 +307,7 @@ def test_a_rebase_is_one_of_all_groups(folder: Path, tmp_path: Path):
     path = tmp_path / "table" / "ds=1" / "part.parquet"
     pq.write_table(pq.read_table(path, partitioning=None).slice(0, 600), path, row_group_size=100)
     plan = pipeline.rebase(state)
-    assert plan.rest(0) is not None
+    assert plan.source.rest(0) is not None
     tower, server = (pipeline.batches(0, step=8, plan=plan, features=names) for names in (TOWER, SERVER))
     rest = [(values(left)["row"], values(right)["row"]) for left, right in zip(tower, server, strict=True)]
     assert all(left == right for left, right in rest)

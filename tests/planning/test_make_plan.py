@@ -36,20 +36,20 @@ def planned(folder: Path, **entries: Any) -> Plan:
 def test_jobs_name_the_folder_and_its_bounds(tmp_path: Path, mode: str):
     cache = {"dir": "finished", "size": "4 GB", "free": "2 GB", "mode": mode, "shared": True}
     ref = CacheRef(folder=f"{tmp_path}/finished", size=4 * 10**9, free=2 * 10**9, shared=True)
-    assert planned(tmp_path, cache=cache).job.cache == ref
+    assert planned(tmp_path, cache=cache).source.job.cache == ref
     assert not (tmp_path / "finished").exists(), "a plan creates no folder"
 
 
 @pytest.mark.parametrize("cache", [None, "off", {"dir": "x", "mode": "off"}, {"dir": "x", "mode": "source"}])
 def test_jobs_without_finished_features_have_no_cache(tmp_path: Path, cache: Any):
     plan = planned(tmp_path, cache=cache)
-    assert plan.job.cache is None
-    assert plan.job.digest == planned(tmp_path).job.digest
+    assert plan.source.job.cache is None
+    assert plan.source.job.digest == planned(tmp_path).source.job.digest
 
 
 def test_fingerprints_do_not_depend_on_a_cache(tmp_path: Path):
     plain, cached = planned(tmp_path), planned(tmp_path, cache="finished")
-    assert cached.job.digest != plain.job.digest
+    assert cached.source.job.digest != plain.source.job.digest
     assert (cached.fingerprint, cached.features_fingerprint) == (plain.fingerprint, plain.features_fingerprint)
     assert cached.facts() == plain.facts()
 

@@ -241,7 +241,7 @@ def test_batches_in_order_do_not_depend_on_the_blocks(
         monkeypatch.setattr(mixing, "_BLOCK_BYTES", block_bytes)
         plan = pipeline.complete_plan(3)
         digests = [digest_of(batch) for batch in pipeline.batches(rank=1, world_size=3, step=step, plan=plan)]
-        return plan.fingerprint, sum(1 for _ in plan.schedule(0).blocks(1)), digests
+        return plan.fingerprint, sum(1 for _ in plan.source.schedule(0).blocks(1)), digests
 
     large, small = delivered(2**30), delivered(1)
     assert (large[0], large[1]) == (small[0], 1)

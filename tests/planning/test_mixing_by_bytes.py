@@ -77,17 +77,17 @@ def test_bytes_choose_the_window(place: Place):
     plan = pipeline_of(place, shuffle=DEFAULT).plan()
     assert plan.window == MixingWindow(rows=512, blocks=16)
     assert pipeline_of(place, shuffle=STATED).plan().window == MixingWindow(rows=1024, blocks=32)
-    rows = np.diff(plan.schedule(0).lane(0).borders)
+    rows = np.diff(plan.source.schedule(0).lane(0).borders)
     assert rows.max() == GROUP_ROWS, "a block is one row group, or what the lane's border leaves of it"
 
 
 def test_bytes_of_row_groups_that_keep_no_rows_do_not_count(place: Place):
     whole, one_file = (pipeline_of(place, source={"where": where}).plan() for where in (None, "ds == 2"))
-    assert int(one_file.selection.rows.sum()) == ROWS // 4
-    assert one_file.row_bytes.selected == pytest.approx(whole.row_bytes.selected, rel=0.05)
-    half = pipeline_of(place, source={"where": "clicked == 1"}).plan().row_bytes
+    assert int(one_file.source.selection.rows.sum()) == ROWS // 4
+    assert one_file.source.row_bytes.selected == pytest.approx(whole.source.row_bytes.selected, rel=0.05)
+    half = pipeline_of(place, source={"where": "clicked == 1"}).plan().source.row_bytes
     assert half.selected == pytest.approx(2 * half.stored)
-    assert half.stored == pytest.approx(whole.row_bytes.stored, rel=0.05)
+    assert half.stored == pytest.approx(whole.source.row_bytes.stored, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,10 @@ def test_a_rebase_keeps_the_window(place: Place, wide: Path, tmp_path: Path, mon
 
 
 def test_the_plan_says_that_bytes_limit_the_default_window(place: Place):
-    facts = describe(pipeline_of(place, shuffle=DEFAULT).plan(), world_size=1)
+    facts = describe(pipeline_of(place, shuffle=DEFAULT).plan().source, world_size=1)
     assert facts["window"]["limited_by_bytes"]
     assert facts["window"]["rows"] == 512
     text = "".join(str(cell) for cell in plan_table(facts).renderables[1].columns[1].cells)  # type: ignore[attr-defined]
     assert "the default window is 512 rows of " in text
-    assert not describe(pipeline_of(place, shuffle=STATED).plan(), world_size=1)["window"]["limited_by_bytes"]
-    assert describe(pipeline_of(place, shuffle="off").plan(), world_size=1)["window"] is None
+    assert not describe(pipeline_of(place, shuffle=STATED).plan().source, world_size=1)["window"]["limited_by_bytes"]
+    assert describe(pipeline_of(place, shuffle="off").plan().source, world_size=1)["window"] is None

@@ -59,7 +59,7 @@ def pipeline(folder: Path, features: Mapping[str, Any] = LABEL, **source: Any) -
 
 
 def gaps(path: Path, **set: Any) -> Any:
-    return Pipeline.from_yaml(path, {key.replace("__", "."): value for key, value in set.items()}).plan().gaps
+    return Pipeline.from_yaml(path, {key.replace("__", "."): value for key, value in set.items()}).plan().source.gaps
 
 
 # -- what footers know --------------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def test_out_of_fold_features_are_probed_for_seen_and_other_rows(tmp_path: Path)
     set = {"fit.where": "day > 0", "source.where": "id >= 0"}
     Pipeline.from_yaml(path, set).fit()
     plan = Pipeline.from_yaml(path, set).plan()
-    assert plan.features.marks
-    assert [(found.feature, found.least) for found in plan.gaps.nulls] == [("x", 1)]
+    assert plan.source.features.marks
+    assert [(found.feature, found.least) for found in plan.source.gaps.nulls] == [("x", 1)]
 
 
 # -- who says it --------------------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def test_runs_of_a_column_stay_together(place: Place, clicks: Path):
     assert sorted(order) == sorted(session)
     runs = 1 + int(np.count_nonzero(np.diff([session[each] for each in order])))
     stored = 1 + int(np.count_nonzero(np.diff(table["session_id"].to_numpy())))
-    schedule = plan_of(path).schedule(0)
+    schedule = plan_of(path).source.schedule(0)
     cuts = sum(len(schedule.cuts(0, step)) for step in range(schedule.steps))
     pieces = sum(len(block.pieces) for block in schedule.blocks(0))
     assert runs <= stored + pieces + cuts, "only borders of splits, blocks and batches cut a run"
@@ -209,9 +209,9 @@ def test_every_block_holds_what_its_request_says(place: Place, ids: np.ndarray):
     seen: list[int] = []
     nbytes = 0
     for lane in range(3):
-        start, stop = plan.schedule(1).lane_bounds(lane)
-        for block in plan.schedule(1).blocks(lane, everything=True):
-            result = run_block(plan.job, plan.request(block, 1), "k", False)
+        start, stop = plan.source.schedule(1).lane_bounds(lane)
+        for block in plan.source.schedule(1).blocks(lane, everything=True):
+            result = run_block(plan.source.job, plan.request(block, 1), "k", False)
             assert result.rows == block.rows
             nbytes += result.nbytes_read
             seen += [each for part in result.parts for each in part.extra[0].to_pylist()]
@@ -221,16 +221,16 @@ def test_every_block_holds_what_its_request_says(place: Place, ids: np.ndarray):
         columns=["request_id"], filter=(ds.field("dwell") > 2) & (ds.field("id_0") > 3)
     )
     assert sorted(seen) == sorted(expected["request_id"].to_pylist())
-    assert describe(plan, world_size=1)["rows"] == len(seen)
-    assert nbytes >= int(plan.row_group_bytes.sum())
+    assert describe(plan.source, world_size=1)["rows"] == len(seen)
+    assert nbytes >= int(plan.source.row_group_bytes.sum())
 
 
 def test_row_identities_are_recorded_only_with_a_row_key(place: Place):
     path = place.write(shuffle={"by": "session_id"})
     folder = str(place.work / "rows")
     none = {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": "no source.row_key"}
-    assert describe(plan_of(path), world_size=1)["identities"] == none
-    facts = describe(plan_of(path, **{"source.row_key": "request_id"}), world_size=1)["identities"]
+    assert describe(plan_of(path).source, world_size=1)["identities"] == none
+    facts = describe(plan_of(path, **{"source.row_key": "request_id"}).source, world_size=1)["identities"]
     recorded = {"recorded": True, "columns": ["request_id"], "bytes": 16 * ROWS}  # with a hash of the session
     assert facts == {**none, **recorded, "why_not": None}
 
@@ -333,7 +333,9 @@ def test_values_of_all_kinds_and_of_none(tmp_path: Path):
 def test_more_bytes_than_the_table_holds_are_explained(place: Place):
     """Borders between lanes cut row groups, which both neighbours decode."""
     features = {"dense": {"dense_0": [{"fill_null": 0}]}, "label": {"clicked": []}}
-    one, many = (describe(plan_of(place.write(lanes=lanes, features=features)), world_size=1) for lanes in (1, 7))
+    one, many = (
+        describe(plan_of(place.write(lanes=lanes, features=features)).source, world_size=1) for lanes in (1, 7)
+    )
     twice = many["bytes"]["read_per_epoch"] - one["bytes"]["read_per_epoch"]
     assert (one["bytes"]["read_twice"], many["bytes"]["read_twice"]) == (0, twice)
     assert twice > 0

@@ -72,7 +72,7 @@ def test_surviving_rows_are_delivered_once(tmp_path: Path, seed: int):
     for again in range(2):
         place.rewrite()
         new = pipeline.rebase(state)
-        if new.snapshot.id == plan.snapshot.id:
+        if new.source.snapshot.id == plan.source.snapshot.id:
             assert new.state_after(state) == state
         plan, state = new, new.state_after(state)
         if state["epoch"] == 1:
@@ -181,8 +181,8 @@ def test_an_earlier_run_that_read_parts_of_columns(tmp_path: Path):
     pipeline = place.pipeline(features=features, source={"row_key": None})
     with earlier_version():
         plan, step, before = run_to(pipeline, 0.5)
-    assert plan.job.record is not None
-    assert set(plan.job.record.identity.names) == {'user["id"]', 'facts["a"]'}
+    assert plan.source.job.record is not None
+    assert set(plan.source.job.record.identity.names) == {'user["id"]', 'facts["a"]'}
     state = state_at(plan, 0, step)
     write([row for row in reversed(range(200)) if row % 3])
     new = pipeline.rebase(state)
@@ -215,7 +215,7 @@ def test_touched_files_are_matched_by_their_row_key(place: Rewritten, shuffle: s
     for path in times:
         os.utime(path, (1, 1))
     new = pipeline.rebase(state)
-    assert new.snapshot.id != plan.snapshot.id
+    assert new.source.snapshot.id != plan.source.snapshot.id
     assert new.facts().rest.changes.files["rewritten"] == len(place.files)
     check_rest(place, pipeline, new, state, before)
     place.forget()
@@ -224,7 +224,7 @@ def test_touched_files_are_matched_by_their_row_key(place: Rewritten, shuffle: s
     assert f"{len(times)} files are taken as rewritten, as the time or tag is another" in caplog.text
     for path, mtime_ns in times.items():
         os.utime(path, ns=(0, mtime_ns))
-    assert pipeline.rebase(state).snapshot.id == plan.snapshot.id
+    assert pipeline.rebase(state).source.snapshot.id == plan.source.snapshot.id
 
 
 def test_rewritten_files_of_which_nothing_was_delivered_need_no_identities(place: Rewritten):
@@ -262,7 +262,7 @@ def test_a_run_of_an_earlier_version_without_a_row_key(place: Rewritten, shuffle
     with earlier_version():
         plan, step, before = run_to(pipeline, 0.5)
     state = state_at(plan, 0, step)
-    assert pipeline.plan().job.record is None
+    assert pipeline.plan().source.job.record is None
     for _ in range(2):
         place.delete("ds=1/0.parquet")
         plan = pipeline.rebase(state)
@@ -399,7 +399,7 @@ def test_a_rebased_state_is_of_its_own_plan(place: Rewritten):
     assert steps(pipeline, pipeline.plan_for(after), 0, step) == steps(pipeline, new, 0, step)
     assert pipeline.rebase(state).fingerprint == new.fingerprint, "every rank makes the same"
     with pytest.raises(StateError, match="belongs to another plan"):
-        pipeline.plan_for({**after, "snapshot": new.snapshot.id})
+        pipeline.plan_for({**after, "snapshot": new.source.snapshot.id})
 
 
 def test_partition_keys_that_changed_are_refused(place: Rewritten):
@@ -417,8 +417,8 @@ def test_a_row_key_has_to_be_in_the_files(place: Rewritten):
     with pytest.raises(SpecError, match=r"row_key.*consists of partition keys: got ds"):
         place.pipeline(source={"row_key": ["ds"]}).plan()
     plan = place.pipeline(source={"row_key": ["ds", "id"]}).plan()
-    assert plan.job.record is not None
-    assert plan.job.record.identity.key == ("id",)
+    assert plan.source.job.record is not None
+    assert plan.source.job.record.identity.key == ("id",)
 
 
 @pytest.mark.parametrize(("key", "got"), [("nothing", "no column of that name"), ("user_facts", "struct")])
@@ -441,7 +441,7 @@ def test_a_record_is_written_once(place: Rewritten):
     first = list(pipeline.batches(plan=plan))
     assert [column.name for column in first[0].schema] == ["x", "keep"]
     written = {path: path.stat().st_mtime_ns for path in (place.folder / "work" / "rows").rglob("*.arrow")}
-    assert len(written) == len(plan.splits)
+    assert len(written) == len(plan.source.splits)
     list(pipeline.batches(plan=plan))
     list(pipeline.batches(1, plan=plan))
     assert {path: path.stat().st_mtime_ns for path in (place.folder / "work" / "rows").rglob("*.arrow")} == written

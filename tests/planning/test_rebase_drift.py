@@ -209,7 +209,7 @@ def test_a_row_key_has_to_be_in_every_file(drifted: Rewritten):
     with pytest.raises(SpecError, match=r"column 'key' is not in .*ds=0/0.parquet: got 1 files without it"):
         drifted.pipeline(source=source).plan()
     keyed(drifted, "ds=0/0.parquet", list(range(64)))
-    assert drifted.pipeline(source=source).plan().split_rows.sum() == 192
+    assert drifted.pipeline(source=source).plan().source.split_rows.sum() == 192
 
 
 # -- the saved snapshot ---------------------------------------------------------------------------------------------
@@ -230,8 +230,8 @@ def test_a_rebase_ignores_the_saved_snapshot(tmp_path: Path, on_bad_file: str):
         alive -= set(place.files["ds=2/0.parquet"])
         (place.table / "ds=2" / "0.parquet").write_bytes(b"PAR1 and no more PAR1")
     new = pipeline.rebase(state)
-    assert new.snapshot.id != plan.snapshot.id
-    assert len(new.skipped) == (on_bad_file == "skip")
+    assert new.source.snapshot.id != plan.source.snapshot.id
+    assert len(new.source.skipped) == (on_bad_file == "skip")
     after = new.state_after(state)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of the bad file
@@ -242,7 +242,7 @@ def test_a_rebase_ignores_the_saved_snapshot(tmp_path: Path, on_bad_file: str):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         assert Counter(steps(pipeline, resumed, 1, 0)) == Counter(alive)
-    assert pipeline.plan().snapshot.id == plan.snapshot.id, "runs that begin read the saved one"
+    assert pipeline.plan().source.snapshot.id == plan.source.snapshot.id, "runs that begin read the saved one"
 
 
 # -- records --------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_records_that_cannot_be_listed_count_as_none(
     place.fill()
     pipeline = place.pipeline()
     plan = pipeline.plan()
-    assert plan.job.record is not None
+    assert plan.source.job.record is not None
     steps(pipeline, plan, 0, 0)
 
     def refuse(operation: object, filesystem: pafs.FileSystem, name: str, **options: object) -> None:
@@ -264,8 +264,8 @@ def test_records_that_cannot_be_listed_count_as_none(
     monkeypatch.setattr("feedline.warehouse.rebase.recorded_rows.with_retries", refuse)
     place.delete("ds=1/0.parquet")
     with caplog.at_level(logging.WARNING):
-        gone = fragment_at(plan.snapshot, 0, np.arange(1), np.array([3]))
-        known = Records(str(tmp_path / "work"), plan.job.record.identity).of(gone)
+        gone = fragment_at(plan.source.snapshot, 0, np.arange(1), np.array([3]))
+        known = Records(str(tmp_path / "work"), plan.source.job.record.identity).of(gone)
     assert not known[0].present.any()
     assert "it is not known which rows were delivered" in caplog.text
     with pytest.raises(StateError, match="got no record of their identities"):

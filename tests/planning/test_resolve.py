@@ -53,7 +53,7 @@ def test_changed_features_are_those_of_the_current_artifacts(tmp_path: Path):
     assert new.features_fingerprint != old.features_fingerprint
     live = pipeline.resolve(hello_of(old, features=None), job="j", plans=[old])
     assert live.features_fingerprint == new.features_fingerprint
-    assert live.selection is old.selection, "rows are not counted again"
+    assert live.source.selection is old.source.selection, "rows are not counted again"
     assert pipeline.resolve(hello_of(old, features=None), job="j", plans=[old, live]) is live
     resumed = pipeline.resolve(hello_of(old, features=old.features_fingerprint), job="j", plans=[live, old])
     assert resumed is old

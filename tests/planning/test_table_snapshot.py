@@ -84,13 +84,13 @@ def test_a_saved_snapshot_is_read_after_the_table_grew(tmp_path: Path, monkeypat
     monkeypatch.setattr(footer_tasks, "file_facts", None)  # neither listed nor read
     monkeypatch.setattr("feedline.warehouse.discovery.formats.discover", None)
     assert frozen.snapshot().id == taken.id
-    assert frozen.plan().snapshot.files.equals(taken.files)
+    assert frozen.plan().source.snapshot.files.equals(taken.files)
     assert values(frozen) == [0, 1, 1, 2]
     assert values(small(tmp_path, snapshot=f"file://{tmp_path}/frozen/snapshot")) == [0, 1, 1, 2]
     # a resume, and the other ranks, find it in work_dir
     (tmp_path / "frozen" / "snapshot").unlink()
     hello = Hello(rank=0, world_size=1, snapshot=taken.id)
-    assert frozen.resolve(hello, job="j").snapshot.id == taken.id
+    assert frozen.resolve(hello, job="j").source.snapshot.id == taken.id
 
 
 def test_a_snapshot_of_another_source_is_refused(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_footers_are_read_where_the_counting_pass_runs(tmp_path: Path) -> None:
     hello = Hello(rank=0, world_size=1)
     plan = pipeline.resolve(hello, job="j", map=run)
     assert ran == ["footer_task", "count_task"]
-    assert pipeline.resolve(hello, job="j", map=run).snapshot.id == plan.snapshot.id
+    assert pipeline.resolve(hello, job="j", map=run).source.snapshot.id == plan.source.snapshot.id
     assert ran == ["footer_task", "count_task"]  # both are remembered
 
 

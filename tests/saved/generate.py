@@ -125,9 +125,9 @@ def write() -> None:
     expected: dict[str, Any] = {
         "plan": plan.fingerprint,
         "features": plan.features_fingerprint,
-        "snapshot": plan.snapshot.id,
+        "snapshot": plan.source.snapshot.id,
         "rows": plan.facts().rows,
-        "environment": plan.job.environment,
+        "environment": plan.source.job.environment,
         "state": state_of(plan.facts(), 0, STEP),
         "manifest": report.manifest,
         "golden": [checked.rows, checked.features],

@@ -9,9 +9,9 @@ from feedline.planning.plan import Plan
 
 
 def blocks_of(plan: Plan, epoch: int = 0) -> list[BlockResult]:
-    schedule = plan.schedule(epoch)
+    schedule = plan.source.schedule(epoch)
     return [
-        run_block(plan.job, plan.request(block, epoch), f"b{lane}", False)
+        run_block(plan.source.job, plan.request(block, epoch), f"b{lane}", False)
         for lane in range(plan.lanes)
         for block in schedule.blocks(lane, everything=True)
     ]

@@ -73,8 +73,8 @@ def skip(path: str, work: str) -> dict[str, Any]:
         "checked": [bad.file for bad in report.bad_files],
         "problems": [[problem.file, problem.reason] for problem in report.problems],
         "skipped": [[bad.path, bad.reason] for bad in plan.bad_files()],
-        "files": len(plan.snapshot.files),
-        "rows": int(plan.selection.rows.sum()),
+        "files": len(plan.source.snapshot.files),
+        "rows": int(plan.source.selection.rows.sum()),
     }
 
 

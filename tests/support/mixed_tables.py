@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from feedline import Pipeline
 from feedline.loader.batch import Batch
-from feedline.planning.sources.mixed_plan import MixedPlan
+from feedline.planning.plan import Plan
 
 VIEWS = 1_000_000
 NAMES = {"clicks": ("id", "price", "item"), "views": ("row", "cost", "product")}
@@ -72,11 +72,9 @@ def mixed_pipeline(folder: Path, *, stop: object = "first", size: int = 10, **ch
     return {key: value for key, value in {**pipeline, **changes}.items() if value is not None}
 
 
-def mixed_plan_of(folder: Path, world_size: int = 1, **changes: Any) -> MixedPlan:
+def mixed_plan_of(folder: Path, world_size: int = 1, **changes: Any) -> Plan:
     """The plan of `mixed_pipeline`."""
-    plan = Pipeline.from_dict(mixed_pipeline(folder, **changes)).plan(world_size=world_size)
-    assert isinstance(plan, MixedPlan)
-    return plan
+    return Pipeline.from_dict(mixed_pipeline(folder, **changes)).plan(world_size=world_size)
 
 
 def ids_of(batch: Batch, lanes: int = 1) -> np.ndarray:

@@ -27,7 +27,7 @@ from feedline.planning.plan import Plan
 from feedline.planning.rows.epoch_rows import EpochRows, LocatedRows
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.planning.schedule import rank_lanes
-from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.source_plan import SourcePlan
 
 
 def receipt_of(dataset: FeedlineDataset, batch: Batch) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def read_receipts(*files: Path) -> list[dict[str, Any]]:
 class ExpectedRows:
     """The digests of the rows of a plan's steps."""
 
-    def __init__(self, plan: RunPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._jobs = [compile_job(source.job) for source in plan.sources]
         self._row_groups: dict[tuple[int, int], Words] = {}
@@ -82,7 +82,7 @@ class ExpectedRows:
 
     def _of_row_group(self, source: int, group: int) -> Words:
         if (source, group) not in self._row_groups:
-            plan: Plan = self.plan.sources[source]
+            plan: SourcePlan = self.plan.sources[source]
             job = self._jobs[source]
             frame = read_kept_rows(plan, group, job.columns, job.marks).frame
             features, _ = job.features.apply_counting(frame)

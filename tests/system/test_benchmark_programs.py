@@ -169,14 +169,14 @@ def test_the_table_of_many_files_is_what_it_says(tmp_path: Path) -> None:
     snapshots.write_table(tmp_path / "table", 250)
     snapshots.write_pipeline(tmp_path, 250)
     plan = Pipeline.from_yaml(tmp_path / "pipeline.yaml").plan()
-    assert len(plan.snapshot.files) == 250
-    assert len(plan.snapshot.file_columns) == 45
-    assert plan.snapshot.files["row_groups"].to_pylist() == [3] * 250
-    assert int((plan.split_rows > 0).sum()) == 150  # the first of three days is pruned
-    assert plan.selection.report.counted.rows == 0
+    assert len(plan.source.snapshot.files) == 250
+    assert len(plan.source.snapshot.file_columns) == 45
+    assert plan.source.snapshot.files["row_groups"].to_pylist() == [3] * 250
+    assert int((plan.source.split_rows > 0).sum()) == 150  # the first of three days is pruned
+    assert plan.source.selection.report.counted.rows == 0
     made = snapshots._MadeTable(tmp_path, 250).listing()
-    assert made.files["path"].to_pylist() == plan.snapshot.files["path"].to_pylist()
-    assert made.partition["ds"].equals(plan.snapshot.files["partition"].combine_chunks().field("ds"))
+    assert made.files["path"].to_pylist() == plan.source.snapshot.files["path"].to_pylist()
+    assert made.partition["ds"].equals(plan.source.snapshot.files["partition"].combine_chunks().field("ds"))
 
 
 def test_training_on_unique_rows_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def job(place: Place, name: str = "one", *, size: int = 2**30, seed: int = 3, **
 
 def cache_of(path: Path) -> CacheFolder:
     """The folder as this process has opened it for a job."""
-    ref = Pipeline.from_yaml(path).plan().job.cache
+    ref = Pipeline.from_yaml(path).plan().source.job.cache
     assert ref is not None
     return open_folder(ref)
 

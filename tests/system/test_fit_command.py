@@ -148,7 +148,7 @@ def test_ranks_that_start_together_use_one_set(tmp_path: Path, clicks: Path):
 
         def resolve(rank: int) -> None:
             hello = Hello(rank=rank, world_size=2)
-            made.append(Pipeline.from_yaml(path).resolve(hello, job="0" * 64).job.artifacts.manifest)
+            made.append(Pipeline.from_yaml(path).resolve(hello, job="0" * 64).source.job.artifacts.manifest)
 
         threads = [threading.Thread(target=resolve, args=(rank,)) for rank in range(2)]
         for thread in threads:
@@ -160,8 +160,8 @@ def test_ranks_that_start_together_use_one_set(tmp_path: Path, clicks: Path):
         first = pipeline.resolve(Hello(rank=0, world_size=2), job="1" * 64)
         Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()  # between the starts of two ranks
         second = pipeline.resolve(Hello(rank=1, world_size=2), job="1" * 64)
-        assert second.job.artifacts.manifest == first.job.artifacts.manifest == made[0]
-        assert second.features.fingerprint == first.features.fingerprint
+        assert second.source.job.artifacts.manifest == first.source.job.artifacts.manifest == made[0]
+        assert second.source.features.fingerprint == first.source.features.fingerprint
 
 
 def test_who_goes_on_does_so_with_what_was_learnt_at_the_start(tmp_path: Path, clicks: Path):
@@ -177,7 +177,7 @@ def test_who_goes_on_does_so_with_what_was_learnt_at_the_start(tmp_path: Path, c
         assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts().features != first.features
         state = state_of(first, 0, 3)
         assert Pipeline.from_yaml(path).plan_for(state).facts().features == first.features
-        manifest = again.job.artifacts.manifest
+        manifest = again.source.job.artifacts.manifest
         assert manifest is not None
         (tmp_path / "work" / "artifacts" / f"fits-{manifest[:32]}.json").unlink()
         stored_artifacts._load_manifest.cache_clear()

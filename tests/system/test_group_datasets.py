@@ -134,8 +134,8 @@ def test_a_drained_group_reads_its_columns(place: Place):
         assert run.wait() == 0, run.text
     summary, whole = json.loads(run.text.splitlines()[-1]), Pipeline.from_yaml(path).plan()
     assert (summary["plan"], summary["steps"]) == (whole.fingerprint, whole.schedule(0).steps)
-    assert summary["bytes_read"] == int(plan_column_group(whole, ["dense"]).row_group_bytes.sum())
-    assert summary["bytes_read"] < 0.5 * int(whole.row_group_bytes.sum())
+    assert summary["bytes_read"] == int(plan_column_group(whole, ["dense"]).source.row_group_bytes.sum())
+    assert summary["bytes_read"] < 0.5 * int(whole.source.row_group_bytes.sum())
     assert list(summary["quality"]) == ["dense_0", "dense_1"]
     refused = ended_here("run", path, "--features", "dens")
     assert refused.returncode == 2

@@ -81,10 +81,10 @@ def test_expected_rows_are_those_of_the_files(pipeline: Pipeline, plan: Plan):
     [batch] = [batch for batch in pipeline.batches(0, 1, 2, step=2, plan=plan) if batch.step == 2]
     rows, _ = ExpectedRows(plan).of_rank(0, 2, 1, 2)
     group, kept = int(rows.group[10]), int(rows.kept[10])
-    path = plan.snapshot.files["path"][int(plan.snapshot.file_of_row_group[group])].as_py()
-    file = pa.parquet.ParquetFile(f"{plan.snapshot.uri}/{path}")
-    column = file.read_row_group(int(plan.snapshot.row_group_in_file[group]), ["request_id"])["request_id"]
-    row = int(read_kept_rows(plan, group, ["request_id"]).rows[kept])
+    path = plan.source.snapshot.files["path"][int(plan.source.snapshot.file_of_row_group[group])].as_py()
+    file = pa.parquet.ParquetFile(f"{plan.source.snapshot.uri}/{path}")
+    column = file.read_row_group(int(plan.source.snapshot.row_group_in_file[group]), ["request_id"])["request_id"]
+    row = int(read_kept_rows(plan.source, group, ["request_id"]).rows[kept])
     assert column[row].as_py() == batch.extra["request_id"].tolist()[10]
 
 
@@ -134,10 +134,10 @@ def test_lists_are_told_apart_by_value_order_length_and_weight():
 
 
 def test_a_filter_that_keeps_other_rows_than_were_counted(pipeline: Pipeline, plan: Plan):
-    rows = plan.selection.rows.copy()
+    rows = plan.source.selection.rows.copy()
     group = int(np.flatnonzero(rows)[0])
     rows[group] -= 1
-    wrong = replace(plan, selection=replace(plan.selection, rows=rows))
+    wrong = replace(plan.source, selection=replace(plan.source.selection, rows=rows))
     with pytest.raises(DataError, match=r"another number of rows of .*row group \d+ than was counted: got \d+"):
         read_kept_rows(wrong, group, ["id_0"])
 

@@ -206,12 +206,12 @@ def test_auto_keeps_what_the_store_delivered_where_features_do_not_pay(
     }
     plain = Pipeline.from_dict(spec).plan()
     plan = Pipeline.from_dict(spec | {"cache": str(tmp_path / "cache")}).plan()
-    assert plan.job.auto is not None
-    assert plan.job.auto.store_bytes == plan.row_group_bytes.sum() > 0
+    assert plan.source.job.auto is not None
+    assert plan.source.job.auto.store_bytes == plan.source.row_group_bytes.sum() > 0
 
     def blocks(plan: Plan, epoch: int) -> list[bytes]:
-        requests = [plan.request(block, epoch) for block in plan.schedule(epoch).blocks(0, everything=True)]
-        results = [run_block(plan.job, request, "b", False) for request in requests]
+        requests = [plan.request(block, epoch) for block in plan.source.schedule(epoch).blocks(0, everything=True)]
+        results = [run_block(plan.source.job, request, "b", False) for request in requests]
         return [pack_block(plan.layout, each.parts or ()).to_pybytes() for each in results]
 
     expected = blocks(plain, 0)

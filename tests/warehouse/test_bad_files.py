@@ -132,7 +132,7 @@ def test_a_budget_bounds_what_is_left_out(place: Place, tmp_path: Path, limits: 
     flip_a_page(part(table, 2))
     path = pipeline_over(place, table, where="x > -1", **limits)
     if text is None:
-        assert len(Pipeline.from_yaml(path).plan().skipped) == 2
+        assert len(Pipeline.from_yaml(path).plan().source.skipped) == 2
         return
     for _ in range(2):  # found, and remembered
         with pytest.raises(CorruptFileError, match=text) as caught:
@@ -228,8 +228,8 @@ def test_bad_files_of_a_saved_snapshot_are_left_out(place: Place, tmp_path: Path
     saved = pipeline_over(place, table, where="x > -1", snapshot=str(file))
     for _ in range(2):
         plan = Pipeline.from_yaml(saved).plan()
-        assert [bad.file for bad in plan.skipped] == [str(part(table, 2))]
-        assert plan.selection.rows.sum() == 3 * ROWS
+        assert [bad.file for bad in plan.source.skipped] == [str(part(table, 2))]
+        assert plan.source.selection.rows.sum() == 3 * ROWS
 
 
 @pytest.mark.parametrize("change", ["column", "type"])
@@ -244,8 +244,11 @@ def test_a_second_run_reads_the_same_table(place: Place, tmp_path: Path, change:
     truncate(part(table, 0))
     path = pipeline_over(place, table, where="x > -1")
     first, second = Pipeline.from_yaml(path).plan(), Pipeline.from_yaml(path).plan()
-    assert first.snapshot.schema.names == ["id", "x", "y", "ids", "part"]
-    assert str(first.snapshot.schema.field("x").type) == "float"
-    assert (second.snapshot.id, second.snapshot.schema) == (first.snapshot.id, first.snapshot.schema)
-    assert (second.fingerprint, second.skipped) == (first.fingerprint, first.skipped)
-    assert [bad.file for bad in first.skipped] == [str(part(table, number)) for number in (0, 2)]
+    assert first.source.snapshot.schema.names == ["id", "x", "y", "ids", "part"]
+    assert str(first.source.snapshot.schema.field("x").type) == "float"
+    assert (second.source.snapshot.id, second.source.snapshot.schema) == (
+        first.source.snapshot.id,
+        first.source.snapshot.schema,
+    )
+    assert (second.fingerprint, second.source.skipped) == (first.fingerprint, first.source.skipped)
+    assert [bad.file for bad in first.source.skipped] == [str(part(table, number)) for number in (0, 2)]

@@ -42,7 +42,7 @@ def test_findings_are_recorded_and_files_not_read_again(place: Place, tmp_path: 
     flip_a_page(part(table, 2))
     path = pipeline_over(place, table, where="x > -1")
     first = Pipeline.from_yaml(path).plan()
-    assert len(first.skipped) == 2
+    assert len(first.source.skipped) == 2
     work = str(tmp_path / "work")
     assert set(load_findings(work)) == {str(part(table, 1)), str(part(table, 2))}
     read: list[str] = []
@@ -55,12 +55,12 @@ def test_findings_are_recorded_and_files_not_read_again(place: Place, tmp_path: 
     monkeypatch.setattr(footer_tasks, "file_facts", spy)
     second = Pipeline.from_yaml(path).plan()
     assert not {str(part(table, 1)), str(part(table, 2))} & set(read)
-    assert (second.snapshot.id, second.skipped) == (first.snapshot.id, first.skipped)
+    assert (second.source.snapshot.id, second.source.skipped) == (first.source.snapshot.id, first.source.skipped)
     # a file that was replaced is looked at anew; with `error` nothing that is only remembered counts
     shutil.copy(part(write(tmp_path / "good"), 1), part(table, 1))
     assert ids(path) == of_parts(0, 1, 3)
     plan = Pipeline.from_yaml(path, {"source.on_bad_file": "error", "source.where": None}).plan()
-    assert (plan.selection.rows.sum(), plan.skipped) == (4 * ROWS, ())
+    assert (plan.source.selection.rows.sum(), plan.source.skipped) == (4 * ROWS, ())
 
 
 def test_a_file_that_is_gone_is_no_longer_reported(place: Place, tmp_path: Path):
@@ -70,8 +70,8 @@ def test_a_file_that_is_gone_is_no_longer_reported(place: Place, tmp_path: Path)
     before = Pipeline.from_yaml(path).plan()
     part(table, 1).unlink()
     after = Pipeline.from_yaml(path).plan()
-    assert before.snapshot.id == after.snapshot.id
-    assert (len(before.skipped), len(after.skipped)) == (1, 0)
+    assert before.source.snapshot.id == after.source.snapshot.id
+    assert (len(before.source.skipped), len(after.source.skipped)) == (1, 0)
 
 
 def test_a_second_pass_reads_nothing_twice(tmp_path: Path):

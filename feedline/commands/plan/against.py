@@ -12,14 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedline.commands.plan.report import describe, facts_table
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.transforms.compile.compiled import CompiledFeatures
 
 _SHOWN = 20  # names of features in a line
 _DECIDES = {"snapshot": "the files", "plan": "which rows come when", "features": "what a row becomes"}
 
 
-def describe_against(plan: Plan, other: Plan, *, world_size: int) -> dict[str, Any]:
+def describe_against(plan: SourcePlan, other: SourcePlan, *, world_size: int) -> dict[str, Any]:
     """How a plan differs from another: pairs of the other's number and the plan's, features by name, and for each
     fingerprint whether both have the same. A state of the other resumes in a run of the plan where `plan` is the same.
     """
@@ -37,7 +37,7 @@ def describe_against(plan: Plan, other: Plan, *, world_size: int) -> dict[str, A
     }
 
 
-def _numbers(plan: Plan, world_size: int) -> dict[str, int]:
+def _numbers(plan: SourcePlan, world_size: int) -> dict[str, int]:
     facts = describe(plan, world_size=world_size)
     read = facts["stages"][-1]
     return {

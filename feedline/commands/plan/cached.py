@@ -13,14 +13,14 @@ import numpy as np
 
 from feedline.blocks.cache.entry_names import SEGMENT_ROWS, EntryNames, Segment, segments
 from feedline.blocks.jobs import compile_job
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.warehouse.cache.cache_folder import check_folder, held_columns
 from feedline.warehouse.reading.fragment import Fragment
 
 _MOST_ROW_GROUPS = 256  # that are looked up
 
 
-def cache_facts(plan: Plan, bytes_per_row: int) -> dict[str, Any] | None:
+def cache_facts(plan: SourcePlan, bytes_per_row: int) -> dict[str, Any] | None:
     """What the cache holds, as plain values; None for a pipeline without one.
 
     bytes_per_row: of an encoded row, an estimate.
@@ -62,7 +62,7 @@ def cache_text(facts: dict[str, Any]) -> str:
     return f"{facts['folder']}: {there}; {adds}{f'; {holds}' if facts['bytes_to_add'] else ''}{first}"
 
 
-def _segments(plan: Plan) -> Iterator[tuple[Fragment, Segment]]:
+def _segments(plan: SourcePlan) -> Iterator[tuple[Fragment, Segment]]:
     """The segments of some row groups, spread over all that keep rows, each with its fragment."""
     kept = np.flatnonzero(plan.selection.rows)
     count = min(len(kept), _MOST_ROW_GROUPS)

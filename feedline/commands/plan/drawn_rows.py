@@ -10,13 +10,13 @@ from typing import Any
 from rich.markup import escape
 
 from feedline.planning.binding.weighted_rows import RowWeights
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.warehouse.reading.quanta import EXACT
 
 _SMALL_ERROR = 1e-6  # of a weight that nobody needs to be told of
 
 
-def draw_facts(plan: Plan, weights: RowWeights) -> dict[str, Any]:
+def draw_facts(plan: SourcePlan, weights: RowWeights) -> dict[str, Any]:
     """The draws of epoch 0, how unevenly row groups share them, and by which share of itself a weight is rounded at
     most."""
     draws, rows = plan.remaining_rows(0), plan.selection.rows

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.warehouse.selection.pruning_report import Stage
 
 _SHOWN = 10  # reasons
 
 
-def excluded_facts(plan: Plan) -> dict[str, Any] | None:
+def excluded_facts(plan: SourcePlan) -> dict[str, Any] | None:
     """The exclusion as plain values; None for a pipeline without one. found_by_other_features: the pipeline's features
     have changed since, or were fitted."""
     exclusion = plan.selection.exclusion
@@ -32,7 +32,7 @@ def excluded_facts(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def excluded_stage(plan: Plan) -> list[Stage]:
+def excluded_stage(plan: SourcePlan) -> list[Stage]:
     """What remains without bad rows, after filter and sample; nothing for a pipeline without an exclusion."""
     rows = plan.selection.rows
     if plan.selection.exclusion is None:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from feedline.planning.lengths.bucket_schedule import BucketSchedule
-from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
+from feedline.planning.source_plan import SourcePlan
 
 
-def row_groups_read_twice(plan: Plan, schedule: Schedule) -> Iterator[int]:
+def row_groups_read_twice(plan: SourcePlan, schedule: Schedule) -> Iterator[int]:
     """The row groups cut by a border between lanes, which both neighbours decode, one per border; with buckets all
     that have a border of some bucket."""
     if isinstance(schedule, BucketSchedule):

@@ -14,9 +14,7 @@ from rich.markup import escape
 from feedline.commands.plan.report import describe, facts_table, memory_text, plan_table, row_bytes, source_table
 from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.loader.wire.codec import to_values
-from feedline.planning.plan import Plan
-from feedline.planning.sources.mixed_facts import source_facts
-from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
+from feedline.planning.plan import Plan, source_facts
 from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.window import window_bounds
 
@@ -24,11 +22,11 @@ from feedline.service.feeder.window import window_bounds
 _OF_A_RUN = ("memory", "scheduler", "rows_per_rank_and_step")
 
 
-def describe_plan(plan: RunPlan, world_size: int, rows_per_s: float = 0.0) -> dict[str, Any]:
+def describe_plan(plan: Plan, world_size: int, rows_per_s: float = 0.0) -> dict[str, Any]:
     """All that a run decides before it starts, as plain values. Of several sources, `sources` has what `describe` says
     of each, with `name`, `batch_rows` (its rows in a lane's share of a step), `pass_steps` and `passes` per epoch."""
-    if isinstance(plan, Plan):
-        return describe(plan, world_size=world_size, rows_per_s=rows_per_s)
+    if not plan.names:
+        return describe(plan.sources[0], world_size=world_size, rows_per_s=rows_per_s)
     whole = [describe(each, world_size=world_size) for each in plan.sources]
     sources = [
         {**{key: value for key, value in facts.items() if key not in _OF_A_RUN}, **to_values(own)}
@@ -53,7 +51,7 @@ def describe_plan(plan: RunPlan, world_size: int, rows_per_s: float = 0.0) -> di
     }
 
 
-def _memory_facts(plan: MixedPlan, world_size: int) -> dict[str, int]:
+def _memory_facts(plan: Plan, world_size: int) -> dict[str, int]:
     """The blocks of all sources in flight together. block_bytes: of a mean one, as steps use them up."""
     lanes, cluster = range(plan.lanes // world_size), plan.spec.cluster
     schedules = [each.schedule(0) for each in plan.sources]

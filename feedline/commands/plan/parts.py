@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow.types as pat
 
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.warehouse.reading.columns import part_bytes
 
 
-def part_costs(plan: Plan) -> dict[str, Any]:
+def part_costs(plan: SourcePlan) -> dict[str, Any]:
     """The maps and structs of which an epoch reads parts, by column.
 
     `maps`: number of keys to read; how many have a column of their own in some file; compressed bytes of the map

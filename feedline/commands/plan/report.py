@@ -31,8 +31,8 @@ from feedline.native.kernels import compiled_kernels
 from feedline.planning.dedup.group_measure import describe_groups
 from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
-from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
+from feedline.planning.source_plan import SourcePlan
 from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.window import window_bounds
 from feedline.service.scheduler_load import describe_load, scheduler_load
@@ -54,7 +54,7 @@ _PRUNING = (
 _OPTIONAL = ("pruned_by_bloom_filters", "sampled_by_place")
 
 
-def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[str, Any]:
+def describe(plan: SourcePlan, *, world_size: int, rows_per_s: float = 0.0) -> dict[str, Any]:
     """Describe all that a run decides before it starts, as plain values. rows_per_s: of a rank (0: not given)."""
     snapshot, selection = plan.snapshot, plan.selection
     schedule = plan.schedule(0)
@@ -116,7 +116,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
     }
 
 
-def _window_facts(plan: Plan) -> dict[str, Any] | None:
+def _window_facts(plan: SourcePlan) -> dict[str, Any] | None:
     """The rows that a lane mixes, and whether wide rows made them fewer than the default; None: blocks in turn."""
     shuffle, rows = plan.spec.shuffle, plan.window.rows
     if shuffle is None or not plan.sizes.window_rows:
@@ -125,7 +125,7 @@ def _window_facts(plan: Plan) -> dict[str, Any] | None:
     return {"rows": rows, "limited_by_bytes": limited, "row_bytes": plan.row_bytes.stored}
 
 
-def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s: float) -> dict[str, Any] | None:
+def _scheduler_facts(plan: SourcePlan, schedule: Schedule, world_size: int, rows_per_s: float) -> dict[str, Any] | None:
     """What the plan asks of the Dask scheduler; None where blocks are computed on this machine."""
     if plan.spec.cluster.kind not in ("scheduler", "provider"):
         return None
@@ -143,7 +143,7 @@ def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s
     return {**asdict(load), "text": text}
 
 
-def _identity_facts(plan: Plan) -> dict[str, Any]:
+def _identity_facts(plan: SourcePlan) -> dict[str, Any]:
     """Whether blocks record the identities of their rows for a rebase, from which columns, in about how many bytes.
 
     One hash of 8 bytes per selected row, two with `shuffle.by`, stored below `folder` once per file.
@@ -179,7 +179,7 @@ def _table_bytes(snapshot: Snapshot) -> int:
     return bytes_of(snapshot, None, snapshot.file_columns)
 
 
-def stages(plan: Plan, table_bytes: int) -> list[dict[str, Any]]:
+def stages(plan: SourcePlan, table_bytes: int) -> list[dict[str, Any]]:
     """What remains of the table after each stage: files, row groups, rows, and bytes of the columns to read.
 
     `table` has the bytes of all columns; `columns` is the projection, including columns of filter and sample.
@@ -309,7 +309,7 @@ def memory_text(memory: dict[str, Any]) -> str:
     return f"{in_flight} of {memory['budget_bytes']:,}{fewer}"
 
 
-def _column_facts(plan: Plan, schedule: Schedule) -> dict[str, Any]:
+def _column_facts(plan: SourcePlan, schedule: Schedule) -> dict[str, Any]:
     """The columns that are read, those that pyarrow decodes in the first file, each with the reason, and the compiled
     kernels."""
     table = plan.snapshot.schema
@@ -365,7 +365,7 @@ def _sample_text(facts: dict[str, Any]) -> str:
     return f"{after:,} of {before:,} rows: {sample['fraction']:.4g}{where}, {by}, seed {sample['seed']}"
 
 
-def row_bytes(plan: Plan) -> int:
+def row_bytes(plan: SourcePlan) -> int:
     """Estimate the bytes of an encoded row, without deduplication."""
     width = SlotLayout(plan.layout.schema.expanded).width
     scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]

@@ -14,7 +14,7 @@ from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.progress_line import ProgressLine
 from feedline.pipeline import Pipeline
-from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.plan import Plan
 from feedline.planning.table_snapshot import save_for_runs
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec
@@ -48,7 +48,7 @@ class SavedPlan:
         )
 
 
-def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[RunPlan, SavedPlan]:
+def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[Plan, SavedPlan]:
     """Take the snapshot (unless `source.snapshot` names one), count, fit what is missing if the pipeline says
     `fit: auto`, and save all of it in work_dir.
 

@@ -12,15 +12,15 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from feedline.planning.plan import Plan
 from feedline.planning.rows.epoch_rows import EpochRows
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.planning.schedule import rank_lanes
-from feedline.planning.sources.mixed_plan import RunPlan
 
 _SHOWN_RANGES = 6
 
 
-def describe_step(plan: RunPlan, *, epoch: int, step: int, rank: int | None, world_size: int) -> dict[str, Any]:
+def describe_step(plan: Plan, *, epoch: int, step: int, rank: int | None, world_size: int) -> dict[str, Any]:
     """The rows of a step of one rank, or of all. Raises PlanError for an unknown step or rank.
 
     `row_groups`: per lane and row group, its `file`, `row_group` (its index in the file), `rows` (their indices in the

@@ -21,9 +21,10 @@ from rich.markup import escape
 from feedline.blocks.request import RowOrder
 from feedline.loader.wire.codec import to_values
 from feedline.planning.lengths.bucket_schedule import BucketSchedule
-from feedline.planning.plan import Plan
+from feedline.planning.plan import bucket_facts
 from feedline.planning.rows.step_rows import StepRows
 from feedline.planning.schedule import Piece
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec.batch_section import BatchSpec
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.selection.length_counts import list_lengths
@@ -44,7 +45,7 @@ class Fill:
     padding: float
 
 
-def describe_lengths(plan: Plan) -> dict[str, Any] | None:
+def describe_lengths(plan: SourcePlan) -> dict[str, Any] | None:
     """What lengths decide, measured; None where they decide nothing."""
     batch, column = plan.spec.batch, plan.spec.batch.lengths
     if column is None:
@@ -53,7 +54,7 @@ def describe_lengths(plan: Plan) -> dict[str, Any] | None:
     lengths = lru_cache(None)(lambda group: _group_lengths(plan, column, group))
     lanes = _measured_lanes(plan)
     before, after = (_measure(each, lanes, lengths) for each in (_without_lengths(plan), plan))
-    buckets = [to_values(bucket) for bucket in plan.facts().buckets]
+    buckets = [to_values(bucket) for bucket in bucket_facts(plan)]
     facts: dict[str, Any] = {
         "column": column,
         "max": None if batch.balance is None else batch.balance.most,
@@ -104,7 +105,7 @@ def _as_values(fill: Fill) -> dict[str, float]:
     return {"imbalance": fill.imbalance, "worst_imbalance": fill.worst_imbalance, "padding": fill.padding}
 
 
-def _without_lengths(plan: Plan) -> Plan:
+def _without_lengths(plan: SourcePlan) -> SourcePlan:
     """The plan without balance and buckets, in about as many steps."""
     schedule = plan.schedule(0)
     size = plan.spec.batch.size
@@ -114,14 +115,14 @@ def _without_lengths(plan: Plan) -> Plan:
     return replace(plan, spec=spec, lengths=None, job=replace(plan.job, order=None))
 
 
-def _measured_lanes(plan: Plan) -> int:
+def _measured_lanes(plan: SourcePlan) -> int:
     """The lanes whose blocks, together, have at most `_MOST_ROWS` rows."""
     lane = plan.schedule(0).lane(0)
     rows = len(lane.strands) * int(np.diff(lane.borders).max())
     return int(np.clip(_MOST_ROWS // max(rows, 1), 1, min(plan.lanes, _MOST_LANES)))
 
 
-def _measure(plan: Plan, lanes: int, lengths: Callable[[int], Int64s]) -> Fill:
+def _measure(plan: SourcePlan, lanes: int, lengths: Callable[[int], Int64s]) -> Fill:
     steps = _StepLengths(plan, lengths)
     count = steps.schedule.steps
     first = max(0, count // 2 - _STEPS // 2)
@@ -139,7 +140,7 @@ def _measure(plan: Plan, lanes: int, lengths: Callable[[int], Int64s]) -> Fill:
     )
 
 
-def _group_lengths(plan: Plan, column: str, group: int) -> Int64s:
+def _group_lengths(plan: SourcePlan, column: str, group: int) -> Int64s:
     """The lengths of a row group's kept rows."""
     snapshot = plan.snapshot
     fragment = plan.selection.fragment(snapshot, np.array([group]))
@@ -150,7 +151,7 @@ def _group_lengths(plan: Plan, column: str, group: int) -> Int64s:
 class _StepLengths(StepRows):
     """The lengths of the rows of steps. Lists count up to `max`, and in buckets up to the last bound."""
 
-    def __init__(self, plan: Plan, lengths: Callable[[int], Int64s]) -> None:
+    def __init__(self, plan: SourcePlan, lengths: Callable[[int], Int64s]) -> None:
         super().__init__(plan, 0)
         self._lengths = lengths
         batch = plan.spec.batch

@@ -14,28 +14,28 @@ from feedline.commands.plan.against import against_table, describe_against
 from feedline.commands.plan.mixed import describe_plan, described_plan
 from feedline.commands.plan.step import describe_step, step_table
 from feedline.planning.dedup.proposals import describe_proposals
-from feedline.planning.sources.mixed_plan import RunPlan, require_plain
+from feedline.planning.plan import Plan
 from feedline.spec import PipelineSpec
 
 
-def print_plan(plan: RunPlan, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
+def print_plan(plan: Plan, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
     """What a run would do."""
     print_facts(describe_plan(plan, world_size, rows_per_s), described_plan, as_json=as_json)
 
 
-def print_against(plan: RunPlan, other: RunPlan, world_size: int, *, as_json: bool) -> None:
+def print_against(plan: Plan, other: Plan, world_size: int, *, as_json: bool) -> None:
     """How the plan differs from another."""
-    here, there = (require_plain(each, "plan --against") for each in (plan, other))
+    here, there = (each.source_for("plan --against") for each in (plan, other))
     print_facts(describe_against(here, there, world_size=world_size), against_table, as_json=as_json)
 
 
-def print_groups(plan: RunPlan, *, as_json: bool) -> None:
+def print_groups(plan: Plan, *, as_json: bool) -> None:
     """Deduplicated groups, and proposals for more."""
-    facts = describe_proposals(require_plain(plan, "plan --dedup"))
+    facts = describe_proposals(plan.source_for("plan --dedup"))
     print(json.dumps(facts)) if as_json else print_proposals(facts, console_on())
 
 
-def print_step(plan: RunPlan, *, epoch: int, step: int, rank: int | None, world_size: int, as_json: bool) -> None:
+def print_step(plan: Plan, *, epoch: int, step: int, rank: int | None, world_size: int, as_json: bool) -> None:
     """The rows of one step."""
     facts = describe_step(plan, epoch=epoch, step=step, rank=rank, world_size=world_size)
     print_facts(facts, step_table, as_json=as_json, highlight=False)

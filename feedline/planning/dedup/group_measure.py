@@ -30,7 +30,7 @@ from feedline.planning.dedup.column_changes import (
     find_changes,
     without_worst,
 )
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.reading.read import stored_columns
@@ -92,7 +92,7 @@ class GroupMeasure:
         return {**asdict(self), **lists, **{name: getattr(self, name) for name in names}}
 
 
-def describe_groups(plan: Plan) -> dict[str, Any] | None:
+def describe_groups(plan: SourcePlan) -> dict[str, Any] | None:
     """Measure the plan's groups, as plain values; None if it has none."""
     features = [feature for feature in plan.features.features if feature.dedup is not None]
     if not features:
@@ -112,19 +112,19 @@ def measure_groups(job: Job, frames: Frames) -> list[GroupMeasure]:
     return [_measure(name, part, frames, job.by) for name, part in groups]
 
 
-def job_of(plan: Plan, features: Sequence[FeatureSpec]) -> Job:
+def job_of(plan: SourcePlan, features: Sequence[FeatureSpec]) -> Job:
     """The plan's job for some features, with all columns in its schema: missing fits name some that no block reads."""
     return replace(
         plan.job, features=tuple(features), record=None, schema=plan.features.schema.serialize().to_pybytes()
     )
 
 
-def rows_to_measure(plan: Plan, job: Job) -> Frames:
+def rows_to_measure(plan: SourcePlan, job: Job) -> Frames:
     """The first rows of some blocks in the order of the table, each with the rows at which a piece begins."""
     return [first_block_rows(job, request, _ROWS) for request in _sampled_blocks(plan)]
 
 
-def sample_facts(plan: Plan, frames: Frames) -> dict[str, Any]:
+def sample_facts(plan: SourcePlan, frames: Frames) -> dict[str, Any]:
     """The size of a sample, the column whose runs are its sessions, and the columns that all its files store once per
     run."""
     stored = [stored_columns(request.pieces[0].fragment) for request in _sampled_blocks(plan)]
@@ -136,7 +136,7 @@ def sample_facts(plan: Plan, frames: Frames) -> dict[str, Any]:
     }
 
 
-def _sampled_blocks(plan: Plan) -> list[BlockRequest]:
+def _sampled_blocks(plan: SourcePlan) -> list[BlockRequest]:
     schedule = plan.schedule(0)
     blocks = schedule.block_indices(0)
     chosen = np.unique(np.linspace(0, len(blocks) - 1, _BLOCKS).astype(int)).tolist()

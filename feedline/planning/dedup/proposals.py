@@ -30,7 +30,7 @@ from feedline.planning.dedup.group_measure import (
     rows_to_measure,
     sample_facts,
 )
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec.dedup_section import DedupSpec
 from feedline.spec.document.column_ranges import join_names
 from feedline.transforms.compile.dedup_groups import PLAIN_GROUPS, assign_groups
@@ -43,7 +43,7 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _YAML_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
-def describe_proposals(plan: Plan) -> dict[str, Any]:
+def describe_proposals(plan: SourcePlan) -> dict[str, Any]:
     """The plan's groups and the proposed ones, measured, as plain values.
 
     proposals: those that are worth it, with `factor` in sessions and `factor_now` in the table's order. yaml: the
@@ -155,7 +155,7 @@ def _word(text: str) -> str:
     return text if plain else "'" + text.replace("'", "''") + "'"
 
 
-def _optimize(plan: Plan, groups: Mapping[str, Sequence[str]]) -> str:
+def _optimize(plan: SourcePlan, groups: Mapping[str, Sequence[str]]) -> str:
     """The command that writes the table with each group's columns once per run, an option per line."""
     table = plan.spec.source.table
     options = [] if plan.job.by is None else [["--cluster-by", join_names([plan.job.by])]]

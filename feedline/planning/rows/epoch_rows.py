@@ -1,6 +1,6 @@
-"""Find the rows of the tables that each step of an epoch holds, of one source or of several.
+"""Find the rows of the tables that each step of an epoch holds.
 
-Runs in: the CLI (`plan --step`). Of several sources, a lane's rows of a step are those of the first source,
+Runs in: the CLI (`plan --step`). A lane's rows of a step are those of the first source,
 then those of the next, each from its own pass (`StepRows`).
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import PlanError
+from feedline.planning.plan import Plan
 from feedline.planning.rows.step_rows import StepRows
 from feedline.planning.schedule import rank_lanes
-from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
 
 Int64s = NDArray[np.int64]
 
@@ -42,11 +42,10 @@ class LocatedRows:
 class EpochRows:
     """The rows of an epoch's steps."""
 
-    def __init__(self, plan: RunPlan, epoch: int) -> None:
+    def __init__(self, plan: Plan, epoch: int) -> None:
         self.plan = plan
         self.schedule = plan.schedule(epoch)
-        self._passes = plan.passes(epoch) if isinstance(plan, MixedPlan) else None
-        self._epoch = epoch
+        self._passes = plan.passes(epoch)
         self._rows = lru_cache(_KEPT_PASSES * len(plan.sources))(lambda source, number: self._of_pass(source, number))
 
     def of_rank(self, step: int, rank: int, world_size: int) -> LocatedRows:
@@ -58,15 +57,12 @@ class EpochRows:
         first, steps = self.schedule.first_step, self.schedule.steps
         if not first <= step < steps:
             raise PlanError(f"step is out of range: got {step}, expected {first} to {steps - 1}")
-        if self._passes is None:
-            parts = [_locate(self._rows(0, self._epoch), 0, step, lanes)]
-        else:
-            parts = [
-                _locate(self._rows(source, passes.number_of(index)), source, own, [lane])
-                for lane in lanes
-                for source, passes in enumerate(self._passes)
-                for index, own in [passes.at(step)]
-            ]
+        parts = [
+            _locate(self._rows(source, passes.number_of(index)), source, own, [lane])
+            for lane in lanes
+            for source, passes in enumerate(self._passes)
+            for index, own in [passes.at(step)]
+        ]
         return LocatedRows(
             lane=np.concatenate([part.lane for part in parts]),
             source=np.concatenate([part.source for part in parts]),

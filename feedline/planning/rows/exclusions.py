@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from feedline.errors import CorruptFileError, FeedlineError, StateError
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.selection.exclusion import Exclusion, kept_exclusions
@@ -87,7 +87,7 @@ def recorded_sample(spec: PipelineSpec) -> dict[str, object] | None:
     return None if sample is None else sample.to_json()
 
 
-def with_exclusion_of(plan: Plan, fingerprint: str) -> Plan:
+def with_exclusion_of(plan: SourcePlan, fingerprint: str) -> SourcePlan:
     """The plan with the exclusion that has this fingerprint; if none has, without an exclusion."""
     for exclusion in _exclusions_of(plan):
         with contextlib.suppress(StateError):  # it was found among other rows
@@ -97,7 +97,7 @@ def with_exclusion_of(plan: Plan, fingerprint: str) -> Plan:
     return _excluding(plan, None)
 
 
-def explain_exclusion(plan: Plan, fingerprint: str) -> str | None:
+def explain_exclusion(plan: SourcePlan, fingerprint: str) -> str | None:
     """What to do with a state of another plan, if only its exclusion is another; None if more is."""
     found = with_exclusion_of(plan, fingerprint)
     if found.fingerprint != fingerprint:
@@ -111,7 +111,7 @@ def explain_exclusion(plan: Plan, fingerprint: str) -> str | None:
     )
 
 
-def _excluding(plan: Plan, exclusion: Exclusion | None) -> Plan:
+def _excluding(plan: SourcePlan, exclusion: Exclusion | None) -> SourcePlan:
     return replace(plan, selection=plan.selection.without(exclusion))
 
 
@@ -119,7 +119,7 @@ def _name(exclusion: Exclusion | None) -> str:
     return "nothing" if exclusion is None else exclusion.id
 
 
-def _exclusions_of(plan: Plan) -> Iterator[Exclusion | None]:
+def _exclusions_of(plan: SourcePlan) -> Iterator[Exclusion | None]:
     """None, and the exclusions that runs of the plan's pipeline on its snapshot may have had."""
     yield None
     spec = plan.spec

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feedline.errors import DataError
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.reading.read import read_fragment
@@ -37,7 +37,7 @@ class KeptRows:
     frame: pl.DataFrame
 
 
-def read_kept_rows(plan: Plan, group: int, columns: Sequence[str], marks: Sequence[Mark] = ()) -> KeptRows:
+def read_kept_rows(plan: SourcePlan, group: int, columns: Sequence[str], marks: Sequence[Mark] = ()) -> KeptRows:
     """The selected rows of a row group (an index in the snapshot) in some columns, and the columns of `marks`. Raises
     DataError where they are not as many as the plan counted, and the errors of reading."""
     snapshot, selection = plan.snapshot, plan.selection
@@ -69,7 +69,7 @@ def read_kept_rows(plan: Plan, group: int, columns: Sequence[str], marks: Sequen
     )
 
 
-def _read_row_group(plan: Plan, fragment: Fragment, names: Sequence[str], marks: Sequence[Mark]) -> pl.DataFrame:
+def _read_row_group(plan: SourcePlan, fragment: Fragment, names: Sequence[str], marks: Sequence[Mark]) -> pl.DataFrame:
     """All rows of a row group: columns that the file stores in the table's type by pyarrow alone, others by blocks'
     reader."""
     location, schema = locate(fragment.table), plan.snapshot.schema

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from feedline.blocks.ordering.row_order import group_draws, order_values, ordered_rows
 from feedline.blocks.permutation import permuted_rows
 from feedline.blocks.request import RowOrder
-from feedline.planning.plan import Plan, left_out
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.planning.schedule import Block, Piece, rank_lanes
+from feedline.planning.source_plan import SourcePlan, left_out
 
 Int64s = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class StepSlice:
 class StepRows:
     """The rows of an epoch's steps. It holds the blocks that the last step of each lane was cut from."""
 
-    def __init__(self, plan: Plan, epoch: int) -> None:
+    def __init__(self, plan: SourcePlan, epoch: int) -> None:
         self.plan = plan
         self.epoch = epoch
         self.schedule = plan.schedule(epoch)

@@ -16,8 +16,8 @@ from feedline.blocks.request import BlockResult
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.loader.encoding.slot import draft, write
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
-from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.service.feeder.steps import segments_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def iterate_plan(
-    plan: RunPlan, monitor: QualityMonitor, *, epoch: int, rank: int, world_size: int, step: int = 0
+    plan: Plan, monitor: QualityMonitor, *, epoch: int, rank: int, world_size: int, step: int = 0
 ) -> Iterator[Batch]:
     """The batches of one rank and epoch from a step on, computed one block at a time."""
     from feedline.loader.batch import Batch  # noqa: PLC0415 -- loads torch, which feeders and the CLI do without

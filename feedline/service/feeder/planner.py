@@ -25,12 +25,12 @@ from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.run_status import FILES_PHASE
 from feedline.planning.agreement import RunStart
 from feedline.planning.artifact_choice import fit_artifacts
+from feedline.planning.epoch_schedule import EpochSchedule
 from feedline.planning.follow.next_border import NothingLandedError
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import start_of
 from feedline.planning.schedule import Schedule
-from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
-from feedline.planning.sources.mixed_schedule import EpochSchedule
+from feedline.planning.source_plan import SourcePlan
 from feedline.progress import Progress, log_progress, on_progress
 from feedline.service.cluster.outage import WAITING
 from feedline.warehouse.discovery.formats import list_table
@@ -40,7 +40,7 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 
 # The plan that a hello asks for, in a start; one of those given, if it is among them.
-Resolve: TypeAlias = Callable[[Hello, RunStart, Sequence[RunPlan]], RunPlan]
+Resolve: TypeAlias = Callable[[Hello, RunStart, Sequence[Plan]], Plan]
 # Checks what a rank has agreed on; whether it should look again later.
 Verify: TypeAlias = Callable[[RunStart], bool]
 
@@ -57,7 +57,7 @@ _ACTIVITIES: tuple[tuple[str, Sequence[Callable[..., object]]], ...] = (
     ("takes or reads the table's snapshot", [snapshot_of, Snapshot.load, Snapshot.read, Snapshot.save]),
     ("counts the rows that the filter and the sample keep", [select_rows]),
     ("fits artifacts", [fit_artifacts]),
-    ("orders the epoch's rows", [Plan.schedule, MixedPlan.schedule, Schedule.open_blocks]),
+    ("orders the epoch's rows", [Plan.schedule, SourcePlan.schedule, Schedule.open_blocks]),
 )
 _ACTIVITY_OF = {inspect.unwrap(each).__code__: words for words, functions in _ACTIVITIES for each in functions}
 
@@ -65,7 +65,7 @@ _ACTIVITY_OF = {inspect.unwrap(each).__code__: words for words, functions in _AC
 class _Planned:
     """A plan that sessions use, and its schedules by epoch."""
 
-    def __init__(self, plan: RunPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = weakref.ref(plan)
         self.schedules: weakref.WeakValueDictionary[int, EpochSchedule] = weakref.WeakValueDictionary()
 
@@ -74,7 +74,7 @@ class _Planned:
 class EpochPlan:
     """The plan and the schedule of one epoch."""
 
-    plan: RunPlan
+    plan: Plan
     schedule: EpochSchedule
 
 
@@ -122,12 +122,12 @@ class Planner:
         self._thread = threading.Thread(target=self._work, name="feedline-planner", daemon=True)
         self._thread.start()
 
-    def plan(self, hello: Hello, done: Callable[[], None]) -> tuple[Future[RunPlan], Agreement]:
+    def plan(self, hello: Hello, done: Callable[[], None]) -> tuple[Future[Plan], Agreement]:
         """The plan that answers a hello, and what its rank agrees on with others for it."""
         start = start_of(hello, job=self._job)
         return self._submit(lambda: self._plan(hello, start), done), Agreement(self, start, done)
 
-    def schedule(self, plan: RunPlan, epoch: int, lanes: range, done: Callable[[], None]) -> Future[EpochSchedule]:
+    def schedule(self, plan: Plan, epoch: int, lanes: range, done: Callable[[], None]) -> Future[EpochSchedule]:
         """The epoch's schedule, one for all sessions. Raises PlanError where it has no step."""
         return self._submit(lambda: self._schedule(plan, epoch, lanes), done)
 
@@ -224,7 +224,7 @@ class Planner:
             self._waiting.append(waiting)
         return True
 
-    def _plan(self, hello: Hello, start: RunStart) -> RunPlan:
+    def _plan(self, hello: Hello, start: RunStart) -> Plan:
         planned = [each for each in self._planned if each.plan() is not None]
         plans = [plan for each in planned if (plan := each.plan()) is not None]
         plan = self._resolve(hello, start, plans)
@@ -240,12 +240,12 @@ class Planner:
             raise PlanError(f"the run ends before epoch {hello.epoch}: nothing more has landed")
         return EpochPlan(plan, self._schedule(plan, hello.epoch, lanes))
 
-    def _schedule(self, plan: RunPlan, epoch: int, lanes: range) -> EpochSchedule:
+    def _schedule(self, plan: Plan, epoch: int, lanes: range) -> EpochSchedule:
         schedules = next(each.schedules for each in self._planned if each.plan() is plan)
         schedule = schedules.get(epoch)
         if schedule is None:
             schedule = schedules[epoch] = plan.schedule(epoch)
-        if schedule.rows:
+        if schedule.first_step < schedule.steps:
             schedule.open_blocks(lanes)  # which orders the splits, and cuts the lanes
         return schedule
 

@@ -16,7 +16,7 @@ from feedline.loader.encoding.encoded_rows import slice_rows, take
 from feedline.loader.encoding.layout import SlotHeader, SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
 from feedline.loader.encoding.slot import Draft, RowSlice, draft
-from feedline.planning.sources.mixed_schedule import EpochSchedule
+from feedline.planning.epoch_schedule import EpochSchedule
 
 
 def segments_of(

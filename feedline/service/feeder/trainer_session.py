@@ -23,8 +23,8 @@ from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.loader.wire import ring_messages
 from feedline.loader.wire.facts import BlockStats, FeederFacts, FeederStats, Hello
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
-from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.progress import Progress
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.service.autoscale import TrainerLoad
@@ -154,7 +154,7 @@ class TrainerSession:
         about: FeederFacts,
         wake: Callable[[], None],
         admit: Callable[[Hello], bool] = lambda hello: True,
-        on_plan: Callable[[RunPlan], None] = lambda plan: None,
+        on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
         self.channel = channel
         self._cluster, self._planner = cluster, planner
@@ -168,7 +168,7 @@ class TrainerSession:
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._writers = SlotWriters(self._ring, self._wake)
         self._request: ring_messages.PlanRequest | None = None  # the last one
-        self._planning: Future[RunPlan] | None = None
+        self._planning: Future[Plan] | None = None
         self._agreement: Agreement | None = None
         self.pace = TrainerPace()
         self._report_s = 0.0
@@ -280,7 +280,7 @@ class TrainerSession:
             self.streams.stop_opening(self._planning)
         self._planning = planning
 
-    def _answer_hello(self, planning: Future[RunPlan]) -> None:
+    def _answer_hello(self, planning: Future[Plan]) -> None:
         """Send the facts of the plan, once it is there."""
         if not planning.done():
             return

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft
+from feedline.planning.epoch_schedule import EpochSchedule
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
-from feedline.planning.sources.mixed_plan import RunPlan
-from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.service.feeder.block_work import MissingBlocks
 from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.slot_writers import SMALL_BYTES, SlotWriters
@@ -29,7 +29,7 @@ _MOST_SMALL, _MOST_AT_ONCE = 16, 4
 class TrainerStream:
     """A rank's batches of one epoch from a step on."""
 
-    plan: RunPlan
+    plan: Plan
     epoch: int
     step: int  # to be written next
     schedule: EpochSchedule

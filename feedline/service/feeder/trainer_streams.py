@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from feedline.blocks.jobs import keep_job
 from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import BeginStream
-from feedline.planning.sources.mixed_plan import RunPlan
-from feedline.planning.sources.mixed_schedule import EpochSchedule
+from feedline.planning.epoch_schedule import EpochSchedule
+from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.block_work import MissingBlocks
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
@@ -32,7 +32,7 @@ class _Opening:
     """An epoch whose schedule is being computed, with its plan where the table is followed."""
 
     epoch: int
-    plan: RunPlan | None
+    plan: Plan | None
     future: Future[EpochSchedule] | Future[EpochPlan]
 
     def result(self) -> EpochPlan:
@@ -56,7 +56,7 @@ class TrainerStreams:
         self._pace = pace
         self._stats = stats
         self._wake = wake
-        self._source: tuple[RunPlan, range, Window] | None = None
+        self._source: tuple[Plan, range, Window] | None = None
         self._hello: Hello | None = None  # that asked for the plan
         self._begin: BeginStream | None = None  # the trainer's request, until its stream is open
         self._opening: _Opening | None = None
@@ -66,7 +66,7 @@ class TrainerStreams:
         self._asked: deque[MissingBlocks | None] = deque()  # for questions why there is no batch
 
     @property
-    def plan(self) -> RunPlan | None:
+    def plan(self) -> Plan | None:
         """The plan that streams are opened of; None before the first."""
         return None if self._source is None else self._source[0]
 
@@ -85,7 +85,7 @@ class TrainerStreams:
         current = [] if self.current is None or self.current.ended else [self.current]
         return [*current, *self._ahead]
 
-    def use(self, plan: RunPlan, lanes: range, memory_bytes: int, hello: Hello) -> bool:
+    def use(self, plan: Plan, lanes: range, memory_bytes: int, hello: Hello) -> bool:
         """Streams from now on are of these lanes of a plan, which a hello asked for. Open ones end, unless it asked for
         another epoch of a followed table; returns whether they do. memory_bytes: for blocks."""
         last, self._hello = self._source, hello
@@ -97,7 +97,7 @@ class TrainerStreams:
         self._source, self._continues = (plan, lanes, Window(limits)), True  # one window for all epochs
         return True
 
-    def stop_opening(self, planning: Future[RunPlan] | None) -> None:
+    def stop_opening(self, planning: Future[Plan] | None) -> None:
         """Give up an epoch whose schedule is not there yet, and a plan that the trainer has asked for: it asks for
         another."""
         if planning is not None:

@@ -17,9 +17,8 @@ from feedline.errors import DataError, FeedlineError, PlanError, SpecError
 from feedline.expressions import bind_where
 from feedline.planning.binding.table_features import compile_spec
 from feedline.planning.dedup.proposals import describe_proposals
-from feedline.planning.plan import Plan
 from feedline.planning.resolve import preview_plan
-from feedline.planning.sources.mixed_plan import require_plain
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec import PipelineSpec, parse_spec
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows
@@ -155,8 +154,8 @@ def without_refused(plan: InitPlan, spec: PipelineSpec, snapshot: Snapshot) -> I
     return plan
 
 
-def _plan_on(spec: PipelineSpec, snapshot: Snapshot) -> Plan:
-    return require_plain(preview_plan(spec, [snapshot], lanes=1), "init")
+def _plan_on(spec: PipelineSpec, snapshot: Snapshot) -> SourcePlan:
+    return preview_plan(spec, [snapshot], lanes=1).source_for("init")
 
 
 def _rows_of(where: str | None, snapshot: Snapshot, work_dir: str, sample: Mapping[str, object] | None) -> int:

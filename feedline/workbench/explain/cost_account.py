@@ -20,7 +20,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.errors import PlanError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.resources.cgroups import available_cores
 from feedline.workbench.explain.column_costs import ColumnCost, DecodeCosts, measure_decoding
 from feedline.workbench.explain.cpu_time import NO_CPU, ROUNDS, CpuBudget, CpuEstimate, estimate, measure_in_turn
@@ -137,7 +137,7 @@ def _column_facts(column: ColumnCost) -> dict[str, Any]:
 
 
 def measure_costs(
-    plan: Plan,
+    plan: SourcePlan,
     *,
     budget_s: float = float("inf"),
     rounds: int = ROUNDS,
@@ -194,7 +194,7 @@ def _problems(quality: Quality, schema: BatchSchema) -> dict[str, float]:
 
 
 def divide_costs(
-    plan: Plan, decoding: DecodeCosts, passes: PassCosts, problems: Mapping[str, float] | None = None
+    plan: SourcePlan, decoding: DecodeCosts, passes: PassCosts, problems: Mapping[str, float] | None = None
 ) -> tuple[FeatureAccount, ...]:
     """Each feature's part of what was measured: a column's in equal parts for the features that read it."""
     features = plan.job.features

@@ -24,7 +24,7 @@ from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.errors import FeedlineError
 from feedline.planning.dedup.proposals import describe_proposals
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.resources.scratch import scratch_folder
 from feedline.spec.dedup_section import DedupSpec
 from feedline.spec.features import FeatureSpec, OpCall
@@ -68,7 +68,7 @@ class _Trial:
 
 
 def find_changes_of_data(
-    plan: Plan,
+    plan: SourcePlan,
     sample: BlockSample,
     account: CostAccount,
     *,
@@ -209,7 +209,7 @@ def _list_lengths(sample: BlockSample, compiled: CompiledJob, column: str) -> ND
     return np.concatenate(lengths).astype(np.int64) if lengths else None
 
 
-def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, folder: Path) -> list[_Trial]:
+def _larger_row_groups(plan: SourcePlan, sample: BlockSample, compiled: CompiledJob, folder: Path) -> list[_Trial]:
     mean = mean_row_group_rows(sample, plan.snapshot.rows_per_row_group)
     if mean >= _FEW_ROWS:
         return []
@@ -226,7 +226,7 @@ def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, f
 
 
 def _optimized(
-    plan: Plan, sample: BlockSample, compiled: CompiledJob, better: Sequence[str], folder: Path
+    plan: SourcePlan, sample: BlockSample, compiled: CompiledJob, better: Sequence[str], folder: Path
 ) -> list[_Trial]:
     if not better:
         return []
@@ -257,14 +257,14 @@ def _slow_columns(account: CostAccount) -> list[str]:
     return found
 
 
-def _optimize_command(plan: Plan, rewritten: RewrittenSample, options: str = "") -> str:
+def _optimize_command(plan: SourcePlan, rewritten: RewrittenSample, options: str = "") -> str:
     """The command that writes the whole table as the sample was written."""
     table, rows = plan.spec.source.table, rewritten.row_group_rows
     rows = ROW_GROUP_ROWS if rows > ROW_GROUP_ROWS // 2 else 1024 * max(1, round(rows / 1024))
     return f"feedline optimize {table if isinstance(table, str) else 'TABLE'} OUT{options} --row-group-rows {rows}"
 
 
-def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Trial]:
+def _cached(plan: SourcePlan, sample: BlockSample, folder: Path) -> list[_Trial]:
     """Blocks whose features are in a cache: it is filled first."""
     if plan.spec.cache is not None:
         return []
@@ -285,7 +285,7 @@ def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Trial]:
     return [_Trial(change=change, sample=cached)]
 
 
-def _deduplicated(plan: Plan, sample: BlockSample) -> list[_Trial]:
+def _deduplicated(plan: SourcePlan, sample: BlockSample) -> list[_Trial]:
     """Features in the groups that `plan --dedup` would propose, in the table's order."""
     facts = describe_proposals(plan)
     groups = [DedupSpec(name=each["name"], columns=tuple(each["columns"])) for each in facts["proposals"]]

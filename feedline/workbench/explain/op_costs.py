@@ -24,7 +24,7 @@ from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.planning.dedup.group_measure import job_of
 from feedline.planning.plan import Plan
-from feedline.planning.sources.mixed_plan import RunPlan, require_plain
+from feedline.planning.source_plan import SourcePlan
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.compile.describe import Chain, chains
 from feedline.warehouse.parquet.repeated_rows import run_starts_at
@@ -34,7 +34,7 @@ _CHUNKS = 3
 OP_ROUNDS = 2
 
 
-def describe_ops(plan: Plan) -> dict[str, Any]:
+def describe_ops(plan: SourcePlan) -> dict[str, Any]:
     """Describe every feature's chain with kinds, types and cost, and the cost of all together, as plain values."""
     compiled = plan.features
     job = job_of(plan, compiled.features)
@@ -181,6 +181,6 @@ def _cost_lines(facts: dict[str, Any]) -> list[str]:
     return [*lines, f"A million rows: {total}, {costs['encode']:,.0f} ms to encode."]
 
 
-def print_ops(plan: RunPlan, *, as_json: bool) -> None:
+def print_ops(plan: Plan, *, as_json: bool) -> None:
     """Print how each feature is computed, and its cost. Raises SpecError for a plan of several sources."""
-    print_facts(describe_ops(require_plain(plan, "plan --ops")), ops_table, as_json=as_json)
+    print_facts(describe_ops(plan.source_for("plan --ops")), ops_table, as_json=as_json)

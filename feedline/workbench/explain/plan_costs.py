@@ -17,7 +17,7 @@ from feedline.errors import FeedlineError
 from feedline.loader.ring.launch import LOCK_S
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshots, lanes_for, preview_plan
-from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec import PipelineSpec
 from feedline.workbench.explain.cost_account import measure_costs
 from feedline.workbench.explain.cost_process import ALONE_S
@@ -30,7 +30,7 @@ _ACCOUNT_PART = 0.4  # of the budget for the account of costs, the rest for chan
 
 
 def measure_plan(
-    plan: Plan,
+    plan: SourcePlan,
     *,
     budget_s: float = ALONE_S,
     blocks: int = BLOCKS,
@@ -48,12 +48,12 @@ def measure_plan(
 class ChosenSource:
     """The plan of one source. name: "" if there are no others. step_share: of the rows of a step."""
 
-    plan: Plan
+    plan: SourcePlan
     name: str
     step_share: float
 
     @classmethod
-    def of(cls, plan: RunPlan, name: str | None = None) -> Self:
+    def of(cls, plan: Plan, name: str | None = None) -> Self:
         """The source of a name, or the one that has most rows of a step."""
         if len(plan.sources) == 1:
             return cls(plan=plan.sources[0], name="", step_share=1.0)

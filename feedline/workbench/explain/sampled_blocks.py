@@ -22,7 +22,7 @@ from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import PlanError
 from feedline.loader.encoding.encode import can_order
-from feedline.planning.plan import Plan
+from feedline.planning.source_plan import SourcePlan
 from feedline.spec.features import FeatureSpec
 from feedline.warehouse.reading.fragment import Chunk
 
@@ -52,7 +52,7 @@ class BlockSample:
         return 1e6 / max(self.rows, 1)
 
 
-def sample_blocks(plan: Plan, blocks: int = BLOCKS) -> BlockSample:
+def sample_blocks(plan: SourcePlan, blocks: int = BLOCKS) -> BlockSample:
     """Choose blocks of a plan's first epoch. Raises PlanError where it has none."""
     schedule = plan.schedule(0)
     indices = schedule.block_indices(0)

@@ -288,10 +288,10 @@ def test_groups_that_are_not_worth_keeping_are_computed(
 
 def test_parts_are_handed_over_in_order(table: Path, tmp_path: Path) -> None:
     plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache")
-    request = plan.request(next(iter(plan.schedule(0).blocks(0))), 0)
+    request = plan.request(next(iter(plan.source.schedule(0).blocks(0))), 0)
     for _ in range(2):
         handed: list[Rows] = []
-        result = run_block(plan.job, request, "key", False, HandOver(500, handed.append))
+        result = run_block(plan.source.job, request, "key", False, HandOver(500, handed.append))
         assert result.parts is not None
         assert all(one is other for one, other in zip(handed, result.parts[:-1], strict=True))
 

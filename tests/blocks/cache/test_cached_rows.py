@@ -145,10 +145,10 @@ def _excluding(plan: Plan, seed: int, groups: int) -> Plan:
     """The plan without some rows of its first row groups."""
     rng, excluded = np.random.default_rng(seed), {}
     for group in range(groups):
-        rows = int(plan.selection.rows[group])
+        rows = int(plan.source.selection.rows[group])
         excluded[group] = rows, pack_mask(rng.random(rows) < 0.1)
     origin = ExclusionOrigin(
-        snapshot=plan.snapshot.id,
+        snapshot=plan.source.snapshot.id,
         where=None,
         sample=None,
         features="",
@@ -159,7 +159,8 @@ def _excluding(plan: Plan, seed: int, groups: int) -> Plan:
         rows=0,
     )
     exclusion = Exclusion(origin=origin, excluded=excluded, faults=())
-    return replace(plan, selection=plan.selection.without(exclusion))
+    source = replace(plan.source, selection=plan.source.selection.without(exclusion))
+    return plan.with_sources([source])
 
 
 @pytest.mark.parametrize("case", ["lanes", "runs"])
@@ -285,7 +286,7 @@ def test_corrected_labels_are_found_in_stores_without_times(store: str, tmp_path
     assert labels(plan) == wrong
     is_tagged = store == "tagged"
     again = labels_plan(table, tmp_path)
-    assert (again.snapshot.id == plan.snapshot.id) is is_tagged
+    assert (again.source.snapshot.id == plan.source.snapshot.id) is is_tagged
     assert len(list((tmp_path / "cache").rglob("*.entry"))) == is_tagged
     write_plain(pa.table({"clicked": pa.array(right, pa.int8())}), f"{table}/a.parquet")
     if is_tagged:
@@ -309,20 +310,20 @@ def test_an_error_of_rows_that_are_not_delivered_does_not_surface(tmp_path: Path
         blocks_of(plain)
     texts = [re.sub(r"in [0-9,]+ rows", "in N rows", str(each.value)) for each in (cached, expected)]
     assert texts[0] == texts[1]
-    schedule = plan.schedule(0)
+    schedule = plan.source.schedule(0)
     last = [*schedule.blocks(0, everything=True)][-1]
     request = plan.request(last, 0)
     piece = request.pieces[-1]
     cut = replace(request, pieces=(*request.pieces[:-1], replace(piece, rows=piece.rows - 1)), rows=request.rows - 1)
-    one, other = (run_block(each.job, cut, "cut", False) for each in (plan, plain))
+    one, other = (run_block(each.source.job, cut, "cut", False) for each in (plan, plain))
     assert_same(plan, [one], [other])
 
 
 def test_parts_are_handed_over_in_order(table: Path, tmp_path: Path) -> None:
     plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache")
     handed: list[Rows] = []
-    request = plan.request(next(iter(plan.schedule(0).blocks(0))), 0)
-    result = run_block(plan.job, request, "key", False, HandOver(500, handed.append))
+    request = plan.request(next(iter(plan.source.schedule(0).blocks(0))), 0)
+    result = run_block(plan.source.job, request, "key", False, HandOver(500, handed.append))
     assert result.parts is not None
     assert all(one is other for one, other in zip(handed, result.parts[:-1], strict=True))
 
@@ -378,7 +379,7 @@ def test_chunks_of_the_table_are_kept_if_auto_says_so(
     encode = cached_rows._encode
 
     def spy(compiled: Any, piece: Any, *args: Any) -> Any:
-        cached.append(piece.fragment.source_cache == plan.job.cache)
+        cached.append(piece.fragment.source_cache == plan.source.job.cache)
         return encode(compiled, piece, *args)
 
     monkeypatch.setattr(cached_rows, "_encode", spy)

@@ -48,11 +48,11 @@ def plan_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) 
 
 
 def names_of(plan: Plan) -> EntryNames:
-    return EntryNames(plan.job, compile_job(plan.job))
+    return EntryNames(plan.source.job, compile_job(plan.source.job))
 
 
 def fragment_of(plan: Plan) -> Fragment:
-    return plan.request(next(iter(plan.schedule(0).blocks(0))), 0).pieces[0].fragment
+    return plan.request(next(iter(plan.source.schedule(0).blocks(0))), 0).pieces[0].fragment
 
 
 def digest_of(plan: Plan) -> str:
@@ -114,9 +114,9 @@ def test_a_decoder_that_was_chosen_is_named(tmp_path: Path) -> None:
 
 def test_the_environment_is_named(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    for index, (name, _) in enumerate(plan.job.environment):
-        environment = (*plan.job.environment[:index], (name, "other"), *plan.job.environment[index + 1 :])
-        names = EntryNames(replace(plan.job, environment=environment), compile_job(plan.job))
+    for index, (name, _) in enumerate(plan.source.job.environment):
+        environment = (*plan.source.job.environment[:index], (name, "other"), *plan.source.job.environment[index + 1 :])
+        names = EntryNames(replace(plan.source.job, environment=environment), compile_job(plan.source.job))
         assert names.group(fragment_of(plan), SEGMENT).digest != digest_of(plan)
 
 
@@ -176,8 +176,8 @@ def test_nothing_is_kept_of_functions_that_were_reloaded(tmp_path: Path) -> None
         plan = coded_plan(tmp_path)
         names = names_of(plan)
         assert names.is_current()
-        [block, *_] = plan.schedule(0).blocks(0)
-        run_block(plan.job, plan.request(block, 0), "block", False)
+        [block, *_] = plan.source.schedule(0).blocks(0)
+        run_block(plan.source.job, plan.request(block, 0), "block", False)
         [entry] = (tmp_path / "cache").rglob("*.entry")
         entry.unlink()
         module.write_text("def twice(x): return x * 22\n")
@@ -187,7 +187,7 @@ def test_nothing_is_kept_of_functions_that_were_reloaded(tmp_path: Path) -> None
         finally:
             sys.path.remove(str(tmp_path))
         assert not names.is_current()
-        run_block(plan.job, plan.request(block, 0), "block", False)
+        run_block(plan.source.job, plan.request(block, 0), "block", False)
     assert not [*(tmp_path / "cache").rglob("*.entry")]
 
 
@@ -223,9 +223,9 @@ def test_types_of_what_decides_which_rows_a_fit_has_seen_are_named(tmp_path: Pat
         if not manifests:
             pipeline.fit()
         plan = pipeline.plan()
-        assert plan.job.artifacts.manifest is not None
-        assert compile_job(plan.job).marks
-        manifests.add(plan.job.artifacts.manifest)
+        assert plan.source.job.artifacts.manifest is not None
+        assert compile_job(plan.source.job).marks
+        manifests.add(plan.source.job.artifacts.manifest)
         return names_of(plan)
 
     manifests: set[str] = set()

@@ -22,7 +22,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> BadTable:
 
 
 def shown(pipeline: Pipeline) -> tuple[dict[str, Any], str]:
-    facts = describe(pipeline.plan(), world_size=1)
+    facts = describe(pipeline.plan().source, world_size=1)
     out = io.StringIO()
     Console(file=out, width=200).print(plan_table(facts))
     return facts, out.getvalue()
@@ -31,7 +31,7 @@ def shown(pipeline: Pipeline) -> tuple[dict[str, Any], str]:
 def test_a_pipeline_without_an_exclusion_shows_none(table: BadTable):
     facts, text = shown(table.pipeline())
     assert facts["excluded"] is None
-    assert excluded_stage(table.pipeline().plan()) == []
+    assert excluded_stage(table.pipeline().plan().source) == []
     assert [stage["stage"] for stage in facts["stages"]][-1] == "sample"
     assert "bad rows" not in text
 

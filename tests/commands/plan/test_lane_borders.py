@@ -19,7 +19,7 @@ from feedline.commands.plan.lane_borders import row_groups_read_twice
 )
 def test_row_groups_are_read_as_often_as_blocks_name_them(tmp_path: Path, clicks: Path, batch: dict[str, Any]):
     plan = Pipeline.from_yaml(Place(tmp_path, clicks).write(lanes=4, batch=batch)).plan()
-    schedule = plan.schedule(0)
+    schedule = plan.source.schedule(0)
     readers: Counter[tuple[str, int]] = Counter()
     for lane in range(4):
         own = set()
@@ -27,6 +27,6 @@ def test_row_groups_are_read_as_often_as_blocks_name_them(tmp_path: Path, clicks
             pieces = [piece.fragment for piece in plan.request(block, 0).pieces]
             own |= {(fragment.path, group) for fragment in pieces for group in fragment.row_groups}
         readers.update(own)
-    twice = list(row_groups_read_twice(plan, schedule))
+    twice = list(row_groups_read_twice(plan.source, schedule))
     assert twice
     assert len(twice) == sum(readers.values()) - len(readers)

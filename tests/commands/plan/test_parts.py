@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 
 from feedline import Pipeline
 from feedline.commands.plan.parts import part_costs, part_rows
-from feedline.planning.sources.mixed_plan import require_plain
 
 
 def test_parts_of_maps_and_structs_cost_what_their_columns_hold(tmp_path: Path):
@@ -30,7 +29,7 @@ def test_parts_of_maps_and_structs_cost_what_their_columns_hold(tmp_path: Path):
         "source": {"table": str(tmp_path / "t")},
         "features": features,
     }
-    costs = part_costs(require_plain(Pipeline.from_dict(document).plan(), "a test"))
+    costs = part_costs(Pipeline.from_dict(document).plan().source)
     metadata = pq.ParquetFile(tmp_path / "t" / "a.parquet").metadata.row_group(0)
     sizes = {metadata.column(index).path_in_schema: metadata.column(index).total_compressed_size for index in range(4)}
     [(column, of_map)] = costs["maps"].items()

@@ -289,12 +289,12 @@ def test_every_number_equals_duckdbs(
                 Pipeline.from_yaml(path).plan()
             return
         plan = Pipeline.from_yaml(path).plan()
-        facts = describe(plan, world_size=1)
-        again = describe(Pipeline.from_yaml(path).plan(), world_size=1)
+        facts = describe(plan.source, world_size=1)
+        again = describe(Pipeline.from_yaml(path).plan().source, world_size=1)
         assert plan_table(facts).renderables
     filtering = {part.column for part in where} | ({"u"} if sample is not None and sample.get("key") else set())
     columns = {"w", "x"} | filtering
-    assert plan.selection.rows.tolist() == expected.kept
+    assert plan.source.selection.rows.tolist() == expected.kept
     assert (set(facts["columns"]["names"]), facts["columns"]["read"]) == (columns, len(columns))
     assert (facts["columns"]["table"], facts["columns"]["share"]) == (6, len(columns) / 6)
     everything = sum(sum(group["bytes"].values()) for group in expected.groups)

@@ -108,8 +108,8 @@ def test_a_killed_command_continues_where_it_stopped(place: Place, monkeypatch: 
     for module, name in ((footer_tasks, "file_facts"), (select, "count_task")):
         monkeypatch.setattr(module, name, None)
     plan = Pipeline.from_yaml(path, frozen).complete_plan()
-    assert plan.snapshot.id == saved["snapshot"]
-    assert plan.job.artifacts.manifest == saved["artifacts"]
+    assert plan.source.snapshot.id == saved["snapshot"]
+    assert plan.source.job.artifacts.manifest == saved["artifacts"]
     assert [image(batch) for batch in Pipeline.from_yaml(path, frozen).batches(plan=plan)] == oracle(path, set=frozen)
 
 

@@ -43,7 +43,7 @@ def measured(path: Path, bounds: tuple[int, ...] = ()) -> tuple[list[float], flo
 def test_steps_are_as_even_as_the_plan_says(place: Place, batch: dict[str, Any], before: dict[str, Any] | None):
     path = place.write(lanes=LANES, batch=batch)
     plan = Pipeline.from_yaml(path).plan()
-    facts = describe_lengths(plan)
+    facts = describe_lengths(plan.source)
     assert facts is not None
     assert facts["measured"] == {"lanes": LANES, "steps": 16}
     imbalance, padding = measured(path)
@@ -64,4 +64,4 @@ def test_steps_are_as_even_as_the_plan_says(place: Place, batch: dict[str, Any],
 
 
 def test_other_plans_have_no_lengths(place: Place):
-    assert describe_lengths(Pipeline.from_yaml(place.write()).plan()) is None
+    assert describe_lengths(Pipeline.from_yaml(place.write()).plan().source) is None

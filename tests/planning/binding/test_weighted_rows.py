@@ -14,7 +14,7 @@ import pytest
 from feedline import Pipeline
 from feedline.errors import SpecError
 from feedline.planning.binding.weighted_rows import DRAWS_VERSION, RowWeights
-from feedline.planning.plan import fingerprint_facts
+from feedline.planning.source_plan import fingerprint_facts
 from feedline.warehouse.reading.quanta import EXACT
 
 
@@ -36,19 +36,19 @@ def pipeline_of(folder: Path, **changes: Any) -> Pipeline:
 
 def test_row_groups_are_drawn_by_the_weights_of_their_kept_rows(tmp_path: Path):
     plan = pipeline_of(tmp_path).plan()
-    weights = plan.weights
+    weights = plan.source.weights
     assert weights is not None
     sums = duckdb.sql(
         f"select sum(weight) from read_parquet('{tmp_path}/t.parquet', file_row_number=true) where x > 2 "
         "group by file_row_number // 100 order by file_row_number // 100"
     ).fetchall()
     assert weights.quanta.tolist() == [total for (total,) in sums]
-    assert weights.rows == plan.selection.rows.sum() < 1000
+    assert weights.rows == plan.source.selection.rows.sum() < 1000
     for epoch in range(3):
-        draws = plan.remaining_rows(epoch)
+        draws = plan.source.remaining_rows(epoch)
         assert draws.sum() == weights.rows
         assert (np.abs(draws - weights.quanta / weights.quanta.sum() * weights.rows) < 1).all()
-    assert plan.columns == ("x", "weight")  # one file, read once for both
+    assert plan.source.columns == ("x", "weight")  # one file, read once for both
 
 
 def test_epochs_round_differently():
@@ -66,19 +66,19 @@ def test_row_groups_are_drawn_by_weights_of_any_scale(tmp_path: Path, unit: floa
     pipeline = pipeline_of(tmp_path)
     pq.write_table(pa.table({"x": np.full(1000, 5), "weight": weight}), tmp_path / "t.parquet", row_group_size=100)
     plan = pipeline.plan()
-    assert plan.weights is not None
-    assert plan.weights.precision > 20
+    assert plan.source.weights is not None
+    assert plan.source.weights.precision > 20
     expected = weight.reshape(10, 100).sum(axis=1) / weight.sum() * 1000
     for epoch in range(3):
-        draws = plan.remaining_rows(epoch)
+        draws = plan.source.remaining_rows(epoch)
         assert draws.sum() == 1000
         assert (np.abs(draws - expected) < 1 + 1e-6).all()
-    sums = np.array([float(each) for each in plan.weights.sums])
+    sums = np.array([float(each) for each in plan.source.weights.sums])
     assert np.allclose(sums / sums.sum(), expected / 1000, rtol=1e-12)
 
 
 def test_states_of_earlier_draws_are_of_another_plan(tmp_path: Path):
-    facts = fingerprint_facts(pipeline_of(tmp_path).plan())
+    facts = fingerprint_facts(pipeline_of(tmp_path).plan().source)
     assert facts["weights"] == ["weight", DRAWS_VERSION]
 
 

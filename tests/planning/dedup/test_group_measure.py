@@ -80,7 +80,7 @@ def test_a_group_is_measured_in_rows_and_bytes(place: Place):
     plan = pipeline(
         place, dedup={"user": {"columns": ["age", "city", "hist_{0..2}"]}, "item": {"columns": ["item"]}}
     ).plan()
-    facts = describe(plan, world_size=1)
+    facts = describe(plan.source, world_size=1)
     user, item = (next(each for each in facts["dedup"]["groups"] if each["name"] == name) for name in ("user", "item"))
     table = frame(place)
     assert (facts["dedup"]["rows"], facts["dedup"]["by"]) == (ROWS, "session")
@@ -102,7 +102,7 @@ def test_a_group_is_measured_in_rows_and_bytes(place: Place):
     assert user["bytes"] == pytest.approx(row_bytes[starts].sum() / ROWS + 4, rel=0.03)
     assert user["bytes_saved"] == user["bytes_plain"] - user["bytes"]
     assert user["worth_it"] is True
-    assert describe(plan, world_size=1)["dedup"] == facts["dedup"], "as it will be the next time"
+    assert describe(plan.source, world_size=1)["dedup"] == facts["dedup"], "as it will be the next time"
     assert item["factor"] == pytest.approx(1, abs=0.001)
     assert item["bytes_saved"] == pytest.approx(-4, abs=0.01)
     assert item["worth_it"] is False
@@ -113,7 +113,7 @@ def test_a_group_that_saves_too_little_is_said_with_a_remedy(place: Place, capsy
     plan = pipeline(
         place, dedup={"user": {"columns": ["age", "hist_{0..2}", "tags"]}, "item": {"columns": ["item"]}}
     ).plan()
-    facts = describe(plan, world_size=1)
+    facts = describe(plan.source, world_size=1)
     Console(width=400).print(plan_table(facts))
     shown = capsys.readouterr().out
     assert "item saves too little: -4 of 8 bytes per row, and a group should save 10%. Remove the group" in shown
@@ -123,14 +123,14 @@ def test_a_group_that_saves_too_little_is_said_with_a_remedy(place: Place, capsy
 
 def test_a_plan_without_groups_measures_none(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("feedline.planning.dedup.group_measure.first_block_rows", None)
-    assert "dedup" not in describe(pipeline(place).plan(), world_size=1)
+    assert "dedup" not in describe(pipeline(place).plan().source, world_size=1)
 
 
 @pytest.mark.parametrize("table", ["table", "log"])
 def test_proposals_are_written_as_they_are_pasted(place: Place, table: str):
     """Columns that change together are one group; as a section of pipeline.yaml they measure the same."""
     source = {"table": str(place.table.parent / table)}
-    facts = describe_proposals(pipeline(place, source=source).plan())
+    facts = describe_proposals(pipeline(place, source=source).plan().source)
     [group] = facts["proposals"]
     assert sorted(group["columns"]) == ["age", "city", "hist_0", "hist_1", "hist_2"]
     assert facts["yaml"] == f"dedup:\n  {group['name']}: {{columns: [age, city, 'hist_{{0..2}}']}}"
@@ -142,12 +142,12 @@ def test_proposals_are_written_as_they_are_pasted(place: Place, table: str):
     assert (group["factor_now"] == group["factor"]) if table == "table" else 2 * group["factor_now"] < group["factor"]
     pasted = {group["name"]: {"columns": ["age", "city", "hist_{0..2}"]}}
     plan = pipeline(place, source=source, dedup=pasted).plan()
-    again = describe_proposals(plan)
+    again = describe_proposals(plan.source)
     assert again["proposals"] == []
     assert again["yaml"] is None
     assert [each["factor"] for each in again["groups"]] == [group["factor_now"]]
     assert again["optimize"] == facts["optimize"], "the table does not store the group once yet"
-    lines = group_lines(describe(plan, world_size=1)["dedup"])
+    lines = group_lines(describe(plan.source, world_size=1)["dedup"])
     assert table == "log" or any("times over: store it once per run of equal rows" in line for line in lines)
 
 
@@ -203,13 +203,13 @@ def test_the_command_that_stores_groups_works_for_every_name(tmp_path: Path):
         again = json.loads(CliRunner().invoke(app, ["plan", "--dedup", "--json", str(path)]).stdout)
         assert set(again["stored_once"]) == set(names[:3])
         assert (again["proposals"], again["optimize"]) == ([], None)
-        lines = group_lines(describe(Pipeline.from_yaml(path).plan(), world_size=1)["dedup"])
+        lines = group_lines(describe(Pipeline.from_yaml(path).plan().source, world_size=1)["dedup"])
         assert not any("store" in line for line in lines)
 
 
 def test_sessions_without_a_column_have_no_size(place: Place):
     features = {"sparse": {"hist_0": []}, "label": {"clicked": []}}
-    facts = describe_proposals(pipeline(place, features=features, shuffle="off").plan())
+    facts = describe_proposals(pipeline(place, features=features, shuffle="off").plan().source)
     [group] = facts["proposals"]
     assert (group["session_rows"], group["formula"]) == (None, None)
     assert group["factor"] > 5
@@ -221,7 +221,7 @@ def test_sessions_without_a_column_have_no_size(place: Place):
 def test_rows_that_no_feature_can_hold_are_said_in_the_measure(place: Place):
     features = {**FEATURES, "dense": {"age": []}}
     plan = pipeline(place, features=features, dedup={"user": {"columns": ["age", "city"]}}).plan()
-    [group] = describe(plan, world_size=1)["dedup"]["groups"]
+    [group] = describe(plan.source, world_size=1)["dedup"]["groups"]
     assert "feature 'age' holds a null" in group["error"]
     assert (group["bytes"], group["worth_it"]) == (None, None)
     assert group["factor"] > 5
@@ -233,16 +233,16 @@ def test_marks_of_rows_that_a_fit_has_seen_are_compared_but_are_no_columns(place
     features = {"dense": {"rate": {"column": "city", "ops": [encoding]}, "age": [{"fill_null": 0}]}}
     changes = {"name": "marks", "features": features, "fit": {"auto": True, "where": "item % 2 == 0"}}
     seen = pipeline(place, **changes, dedup={"user": {"columns": ["city", "age", "session"]}})
-    [before] = describe(seen.plan(), world_size=1)["dedup"]["groups"]
+    [before] = describe(seen.plan().source, world_size=1)["dedup"]["groups"]
     seen.fit()
-    [after] = describe(seen.plan(), world_size=1)["dedup"]["groups"]
+    [after] = describe(seen.plan().source, world_size=1)["dedup"]["groups"]
     table = frame(place)
     marked = pd.DataFrame({"city": table["city"], "s": table["session"], "seen": table["item"] % 2})
     wanted = (marked != marked.shift()).any(axis=1).sum()
     assert after["unique_rows"] == pytest.approx(wanted, abs=10)
     assert after["factor"] < before["factor"]
     assert sorted(after["columns"]) == ["age", "city", "session"]
-    proposed = describe_proposals(pipeline(place, **changes).plan())
+    proposed = describe_proposals(pipeline(place, **changes).plan().source)
     assert all(set(group["columns"]) <= {"age", "city", "session"} for group in proposed["proposals"])
 
 

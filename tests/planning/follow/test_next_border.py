@@ -43,8 +43,8 @@ def table(tmp_path: Path) -> GrowingTable:
 
 
 def delivered(pipeline: Pipeline, plan: Plan) -> list[int]:
-    assert plan.border is not None
-    return ids_of(pipeline.batches(plan.border.epoch, plan=plan))
+    assert plan.source.border is not None
+    return ids_of(pipeline.batches(plan.source.border.epoch, plan=plan))
 
 
 def following(table: GrowingTable, name: str = "p", **changes) -> tuple[Pipeline, Plan]:
@@ -153,8 +153,8 @@ def test_a_file_written_again_with_its_size_and_footer_is_counted_again(
 def test_earlier_epochs_are_replayed_and_later_ones_are_not_skipped(table: GrowingTable):
     pipeline, plan = following(table)
     second = after(pipeline, plan)
-    assert second.border is not None
-    assert plan.border is not None
+    assert second.source.border is not None
+    assert plan.source.border is not None
     start = RunStart(job="f" * 64, rank=0, world_size=1)
 
     def asked(epoch: int, base: Plan) -> Plan:
@@ -176,8 +176,8 @@ def test_a_first_epoch_may_have_any_number_and_none_is_before_it(table: GrowingT
         return resolve_hello(pipeline.spec, Hello(rank=0, world_size=1, **names), start=start, fit=lambda _: None)
 
     plan = asked(epoch=7)
-    assert plan.border is not None
-    assert plan.border.epoch == 7
+    assert plan.source.border is not None
+    assert plan.source.border.epoch == 7
     with pytest.raises(PlanError, match="epoch 6 is not of this run: got 6, expected 7 or more"):
         asked(epoch=6, snapshot=plan.snapshot_name, plan=plan.fingerprint)
 
@@ -212,7 +212,7 @@ def test_a_partition_that_is_being_written_again_does_not_come_again(table: Grow
     assert delivered(pipeline, plan) == table.kept(3)
     table.land(2, name="late.parquet")
     plan = after(pipeline, plan)
-    assert plan.snapshot.files["path"].to_pylist() == ["ds=2026-01-02/late.parquet"]
+    assert plan.source.snapshot.files["path"].to_pylist() == ["ds=2026-01-02/late.parquet"]
 
 
 def test_an_epoch_waits_for_as_many_rows_as_a_step_has(table: GrowingTable):
@@ -255,7 +255,7 @@ def test_rows_that_fill_no_bucket_make_no_epoch(tmp_path: Path):
         pipeline.next_plan(plan)
     land_lists(table, 3, [1] * 1)
     second = after(pipeline, plan)
-    assert len(second.snapshot.files) == 2
+    assert len(second.source.snapshot.files) == 2
     assert second.schedule(1).steps == 1
     land_lists(table, 4, [50] * 5)
     assert after(pipeline, second).schedule(2).steps == 5, "five rows of the last bucket"
@@ -290,19 +290,19 @@ def test_a_run_ends_when_nothing_more_lands(table: GrowingTable):
     now = time.time()
     spec = Pipeline.from_yaml(table.pipeline(follow={"epoch": "new", "until": _iso(now + 100)})).spec
     plan = Pipeline(spec).complete_plan()
-    assert plan.border is not None
+    assert plan.source.border is not None
     clock = [int((now + 50) * 1e9)]
     request = _request(spec, lambda: clock[0])
     with pytest.raises(NothingLandedError) as nothing:
-        border_of_epoch(request, plan.border, 1)
+        border_of_epoch(request, plan.source.border, 1)
     assert nothing.value.ends_in_s == pytest.approx(50, abs=2), "`until` has whole seconds"
     clock[0] = int((now + 101) * 1e9)
     late = table.land(3)
     for path in (late, table.day(3) / "_SUCCESS"):
         os.utime(path, (now + 200, now + 200))
-    assert border_of_epoch(request, plan.border, 1) == plan.border, "the run has ended"
+    assert border_of_epoch(request, plan.source.border, 1) == plan.source.border, "the run has ended"
     longer = Pipeline.from_yaml(table.pipeline(follow={"epoch": "new", "until": _iso(now + 300)})).spec
-    assert border_of_epoch(_request(longer, lambda: clock[0]), plan.border, 1).epoch == 1, "with a later `until`"
+    assert border_of_epoch(_request(longer, lambda: clock[0]), plan.source.border, 1).epoch == 1, "with a later `until`"
 
 
 def test_files_of_a_log_come_once(table: GrowingTable):
@@ -407,7 +407,7 @@ def test_types_that_drifted_are_refused_and_narrower_ones_are_read(table: Growin
     pipeline, plan = following(table, follow={"epoch": epoch})
     table.land(3, kind=pa.int16())
     plan = after(pipeline, plan)
-    assert plan.snapshot.schema.field("x").type == pa.int32()
+    assert plan.source.snapshot.schema.field("x").type == pa.int32()
     assert delivered(pipeline, plan) == table.kept(*(() if epoch == "all" else (3,)))
     wide = table.land(4, kind=pa.int64())
     with pytest.raises(TableError, match=f"column 'x' .*got int64 in {wide}, expected int32"):
@@ -441,14 +441,14 @@ def test_a_work_dir_that_the_hosts_do_not_share_is_refused(table: GrowingTable, 
         elsewhere.plan_for(state)
     monkeypatch.setattr(content_store, "has_locks", lambda location: False)
     request = _request(pipeline.spec, time.time_ns, RunStart(job="f" * 64, rank=0, world_size=2))
-    assert plan.border is not None
+    assert plan.source.border is not None
     with pytest.raises(PlanError, match=r"2 ranks cannot agree on what an epoch of a followed table reads"):
-        border_of_epoch(request, plan.border, 1)
+        border_of_epoch(request, plan.source.border, 1)
     follower = RunStart(job="f" * 64, rank=1, world_size=2, connected=True)
     with pytest.raises(NothingLandedError, match="rank 0 has not decided"):
-        border_of_epoch(_request(pipeline.spec, time.time_ns, follower), plan.border, 1)
+        border_of_epoch(_request(pipeline.spec, time.time_ns, follower), plan.source.border, 1)
     leader = RunStart(job="f" * 64, rank=0, world_size=2, connected=True)
-    assert border_of_epoch(_request(pipeline.spec, time.time_ns, leader), plan.border, 1).epoch == 1
+    assert border_of_epoch(_request(pipeline.spec, time.time_ns, leader), plan.source.border, 1).epoch == 1
 
 
 # -- a rebase ---------------------------------------------------------------------------------------------------------
@@ -460,8 +460,8 @@ def test_a_rebased_epoch_is_followed_by_the_next(table: GrowingTable):
     first = ids_of(list(pipeline.batches(0, plan=plan))[:3])
     table.land(3)
     rebased = pipeline.rebase(state)
-    assert rebased.rebase is not None
-    assert rebased.border is not None
+    assert rebased.source.rebase is not None
+    assert rebased.source.border is not None
     rest = ids_of(pipeline.batches(0, plan=rebased))
     assert sorted(first + rest) == table.kept(1, 2, 3)
     resumed = pipeline.plan_for(rebased.state_after(state))

@@ -39,15 +39,15 @@ def pipeline_of(folder: Path, batch: dict[str, Any], **changes: Any) -> Pipeline
 
 def test_the_column_is_read_though_no_feature_reads_it(folder: Path):
     plan = pipeline_of(folder, {"size": 8, "balance": {"column": "history", "max": 3}}).plan()
-    assert plan.columns == ("price", "history")
-    assert plan.job.ordering == RowOrder(column="history", kind="balance", most=3)
-    assert pipeline_of(folder, {"size": 8}).plan().columns == ("price",)
+    assert plan.source.columns == ("price", "history")
+    assert plan.source.job.ordering == RowOrder(column="history", kind="balance", most=3)
+    assert pipeline_of(folder, {"size": 8}).plan().source.columns == ("price",)
 
 
 def test_rows_of_each_bucket_are_counted(folder: Path):
     plan = pipeline_of(folder, BUCKETS, source={"where": "price < 40"}).plan()
-    assert plan.lengths is not None
-    assert plan.lengths.rows.tolist() == [[24, 16]]
+    assert plan.source.lengths is not None
+    assert plan.source.lengths.rows.tolist() == [[24, 16]]
     assert plan.facts().bounds(1) == {8: 2, 4: 4}
 
 
@@ -82,5 +82,5 @@ def test_other_columns_and_longer_lists_are_refused(folder: Path, batch: dict[st
 
 def test_longer_lists_may_be_capped(folder: Path):
     plan = pipeline_of(folder, {**BUCKETS, "buckets": [1, 3], "longer": "cap"}).plan()
-    assert plan.lengths is not None
-    assert plan.lengths.rows.tolist() == [[32, 48]]
+    assert plan.source.lengths is not None
+    assert plan.source.lengths.rows.tolist() == [[32, 48]]

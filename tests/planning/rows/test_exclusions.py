@@ -80,8 +80,9 @@ def test_a_step_names_the_rows_that_come(table: BadTable, batch: dict[str, Any])
             found |= dict(zip(part["positions"], rows.take(part["rows"]).to_pylist(), strict=True))
         ids, _ = ids_of(pipeline, plan, 0, step, step + 1)
         assert [found[place] for place in range(len(ids))] == ids
-    sizes = [len(read_kept_rows(plan, group, ["id"]).rows) for group in range(len(plan.selection.rows))]
-    assert sizes == plan.selection.rows.tolist()
+    selection = plan.source.selection
+    sizes = [len(read_kept_rows(plan.source, group, ["id"]).rows) for group in range(len(selection.rows))]
+    assert sizes == selection.rows.tolist()
 
 
 def test_a_state_resumes_with_the_exclusion(table: BadTable):
@@ -178,12 +179,12 @@ def test_bad_rows_that_appear_later_are_errors(tmp_path: Path):
     dense = {**FEATURES["dense"], "level": {"expr": "1 / (id - 8)", "on_nonfinite": "error"}}
     pipeline = table.excluding(features={**FEATURES, "dense": dense})
     plan = pipeline.plan()
-    facts = describe(plan, world_size=1)["excluded"]
+    facts = describe(plan.source, world_size=1)["excluded"]
     assert (facts["rows"], facts["found_by_other_features"]) == (len(table.bad_ids()), True)
     assert table.ids("id = 8")
     with pytest.raises(DataError, match="'level' holds a value that is not finite"):
         quiet(pipeline, plan)
-    assert not describe(table.excluding().plan(), world_size=1)["excluded"]["found_by_other_features"]
+    assert not describe(table.excluding().plan().source, world_size=1)["excluded"]["found_by_other_features"]
 
 
 def test_nulls_that_are_excluded_refuse_no_run(tmp_path: Path):
@@ -200,12 +201,12 @@ def test_nulls_that_are_excluded_refuse_no_run(tmp_path: Path):
     table.check(pipeline)
     excluding = table.excluding(features=features, source={"where": None}, batch={"size": 5})
     plan = excluding.complete_plan()
-    assert plan.gaps.warnings() == []
+    assert plan.source.gaps.warnings() == []
     assert sorted(ids_of(excluding, plan)[0]) == [row for row in range(100) if row % 10 != 3]
-    assert plan_column_group(plan, ["x"]).gaps.warnings() == []
+    assert plan_column_group(plan, ["x"]).source.gaps.warnings() == []
     dense = {**features, "dense": {"x": [], "y": {"column": "x", "ops": ["log1p"]}}}
     changed = table.excluding(features=dense, source={"where": None}, batch={"size": 5})
-    assert changed.plan().without_gaps().gaps.warnings()  # up to 10, by other features: none is certain
+    assert changed.plan().without_gaps().source.gaps.warnings()  # up to 10, by other features: none is certain
 
 
 def test_a_table_of_bad_rows_only_is_refused(tmp_path: Path):
@@ -340,4 +341,4 @@ def test_a_rebase_to_an_exclusion_stays_on_its_snapshot(tmp_path: Path):
     table.check(plain)
     table.put("ds=1/9.parquet", list(range(2000, 2090)))
     rest = table.excluding().rebase(state)
-    assert rest.snapshot.id == plan.snapshot.id
+    assert rest.source.snapshot.id == plan.source.snapshot.id

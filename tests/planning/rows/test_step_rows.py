@@ -81,7 +81,7 @@ def test_so_it_does_after_a_rebase(tmp_path: Path, shuffle: dict[str, Any]):
     list(pipeline.batches(0, plan=before))  # records the rows' keys
     place.rewrite()
     plan = pipeline.rebase(state_at(before, 0, 4))
-    assert plan.rebase is not None
+    assert plan.source.rebase is not None
     for epoch in (0, 1):
         assert_names_delivered_rows(pipeline, plan, place.table, "id", epoch=epoch, world_size=1, every=1)
     assert_each_row_comes_once(plan, 0, 4)
@@ -112,7 +112,7 @@ class SeenRows:
 
 
 def assert_each_row_comes_once(plan: Plan, epoch: int, first: int) -> None:
-    steps = StepRows(plan, epoch)
+    steps = StepRows(plan.source, epoch)
     seen = SeenRows(steps.schedule.split_rows, find_delivered_rows(steps.schedule, first, steps.order))
     of_steps = [steps.of_lanes(step, range(plan.lanes)) for step in range(first, steps.schedule.steps)]
     assert [seen.add(rows) for rows in of_steps] == [0] * len(of_steps)

@@ -176,5 +176,5 @@ def test_a_task_is_small_whatever_its_plan_is(folder: Path, cluster: Cluster, mo
         assert min(sizes) > 500, "whole messages were counted"
     assert pieces["one"] == 1
     assert min(pieces["small"], pieces["by"]) >= 45
-    assert plans["rebase"].rebase is not None
+    assert plans["rebase"].source.rebase is not None
     assert len(plans["wide"].layout.schema) == 600

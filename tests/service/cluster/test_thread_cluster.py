@@ -49,7 +49,7 @@ class Blocks:
 
     def __init__(self, plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         self.in_dask: dict[str, bool] = {}
-        self.blocks = list(plan.schedule(0).blocks_of([0], first_step=0))
+        self.blocks = list(plan.schedule(0).blocks_of(range(1), first_step=0))
         self.plan = plan
 
         def run(job: Any, request: Any, key: str, packed: bool) -> Any:
@@ -57,7 +57,7 @@ class Blocks:
             return run_block(job, request, key, packed)
 
         monkeypatch.setattr(attempts, "run_block", run)
-        keep_job(plan.job)
+        keep_job(plan.source.job)
         self.delivery = Delivery(
             cluster,
             plan.job_of,
@@ -105,7 +105,7 @@ def test_all_blocks_but_the_first_are_dask_tasks(plan: Plan, cluster: Cluster, m
     in_dask = {int(key.partition("-l0-b")[2].partition("-")[0]): task for key, task in blocks.in_dask.items()}
     assert [in_dask[block.index] for block in blocks.blocks] == [False] * early + [True] * (len(got) - early)
     for block, parts in zip(blocks.blocks, got, strict=True):
-        alone = run_block(plan.job, plan.request(block, 0), "alone", True)
+        alone = run_block(plan.source.job, plan.request(block, 0), "alone", True)
         assert pack_block(plan.layout, list(parts)) == alone.image
 
 
@@ -142,9 +142,9 @@ def test_a_step_is_ready_before_its_block(plan: Plan, cluster: Cluster, monkeypa
         return result
 
     monkeypatch.setattr(attempts, "run_block", run)
-    keep_job(plan.job)
+    keep_job(plan.source.job)
     schedule = plan.schedule(0)
-    blocks = list(schedule.blocks_of([0], first_step=0))
+    blocks = list(schedule.blocks_of(range(1), first_step=0))
 
     def deliver() -> Delivery:
         return Delivery(

@@ -137,7 +137,7 @@ def pipeline(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_costs_are_measured_on_rows_of_a_run(pipeline: Path) -> None:
-    facts = describe_ops(Pipeline.from_yaml(pipeline).plan())
+    facts = describe_ops(Pipeline.from_yaml(pipeline).plan().source)
     assert (facts["rows"], facts["chunks"]) == (20, 1)
     price, low, items = facts["features"]
     assert [one["name"] for one in facts["features"]] == ["price", "low", "items"]
@@ -253,7 +253,7 @@ def test_a_feature_that_is_not_fitted_has_no_cost(pipeline: Path) -> None:
         "ops": [{"cast": "int64"}, {"target_encoding": {"target": "unread", "folds": 1}}],
     }
     pipeline.write_text(json.dumps(content))
-    facts = describe_ops(Pipeline.from_yaml(pipeline).plan())
+    facts = describe_ops(Pipeline.from_yaml(pipeline).plan().source)
     costs = {one["name"]: one["ms_per_million_values"] for one in facts["features"]}
     assert costs["rate"] is None
     assert costs["price"] > 0

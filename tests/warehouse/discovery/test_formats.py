@@ -44,13 +44,13 @@ def test_a_pipeline_reads_each_format(delta: Path, iceberg: Any, tmp_path: Path)
 
 def test_bad_files_of_a_table_with_a_log_are_left_out(delta: Path, tmp_path: Path):
     plan = pipeline(tmp_path, table=str(delta), format="delta", version=0, on_bad_file="skip").plan()
-    first = delta / plan.snapshot.files["path"][0].as_py()
-    lost = plan.snapshot.files["rows"][0].as_py()
+    first = delta / plan.source.snapshot.files["path"][0].as_py()
+    lost = plan.source.snapshot.files["rows"][0].as_py()
     first.write_bytes(b"no Parquet any more")
     left = pipeline(tmp_path, table=str(delta), format="delta", version=0, on_bad_file="skip").plan()
-    assert [bad.file for bad in left.skipped] == [str(first)]
-    assert left.selection.rows.sum() == 12 - lost
-    assert left.snapshot.schema == plan.snapshot.schema
+    assert [bad.file for bad in left.source.skipped] == [str(first)]
+    assert left.source.selection.rows.sum() == 12 - lost
+    assert left.source.snapshot.schema == plan.source.snapshot.schema
 
 
 @pytest.mark.parametrize("format", ["delta", "iceberg"])

@@ -143,17 +143,20 @@ def test_a_run_is_recorded_once_with_several_ranks_and_epochs_and_when_it_resume
     done = ended("run", path, "--sink", "null", "--world-size", 2)
     assert done.returncode == 0, done.stderr
     plan = Pipeline.from_yaml(path).plan()
-    (use,) = load_uses(str(place.work), plan.snapshot.uri)
-    sizes = {name: int(plan.snapshot.column_facts(name).field("bytes").to_numpy().sum()) for name in plan.columns}
+    (use,) = load_uses(str(place.work), plan.source.snapshot.uri)
+    sizes = {
+        name: int(plan.source.snapshot.column_facts(name).field("bytes").to_numpy().sum())
+        for name in plan.source.columns
+    }
     assert use.columns == sizes
     assert use.job == "clicks"
     shown = json.loads(invoke("usage", path, "--json").stdout)
     assert shown["runs"] == 1
-    assert {column["name"] for column in shown["columns"] if column["runs"]} == set(plan.columns)
+    assert {column["name"] for column in shown["columns"] if column["runs"]} == set(plan.source.columns)
     with FeedlineDataset(path) as dataset:
         dataset.load_state_dict(state_of(plan.facts(), 0, 1))
         next(iter(dataset))
-    assert len(load_uses(str(place.work), plan.snapshot.uri)) == 1
+    assert len(load_uses(str(place.work), plan.source.snapshot.uri)) == 1
 
 
 def test_popular_columns_come_first(tmp_path: Path, snapshot: Snapshot) -> None:
@@ -212,13 +215,13 @@ def test_usage_of_a_pipeline_is_about_the_files_that_its_runs_read(tmp_path: Pat
         path = tmp_path / "p.yaml"
         path.write_text(json.dumps({**document, "features": {"extra": ["id"]}, "batch": {"size": 10}}))
         plan = Pipeline.from_yaml(path).plan()
-        assert rows in (plan.snapshot.rows, None)
-        note(tmp_path / "work", plan.snapshot, ("id",))
+        assert rows in (plan.source.snapshot.rows, None)
+        note(tmp_path / "work", plan.source.snapshot, ("id",))
         facts = json.loads(invoke("usage", path, "--json").stdout)
-        held = sum(pq.read_metadata(f"{plan.snapshot.uri}/{name}").row_group(0).column(0).total_compressed_size
-                   for name in plan.snapshot.files["path"].to_pylist())  # fmt: skip
+        held = sum(pq.read_metadata(f"{plan.source.snapshot.uri}/{name}").row_group(0).column(0).total_compressed_size
+                   for name in plan.source.snapshot.files["path"].to_pylist())  # fmt: skip
         assert [(column["name"], column["stored_bytes"]) for column in facts["columns"]] == [("id", held)]
-        assert facts["table"] == plan.snapshot.uri
+        assert facts["table"] == plan.source.snapshot.uri
         assert facts["runs"] >= 1
 
 
@@ -262,7 +265,7 @@ def test_optimize_in_worker_processes_and_for_a_pipeline(place: Place, tmp_path:
     done = ended("optimize", *arguments, "--file-bytes", "1MiB", "--memory", "1GiB")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert set(facts["projection"]) == set(Pipeline.from_yaml(path).plan().features.columns)
+    assert set(facts["projection"]) == set(Pipeline.from_yaml(path).plan().source.features.columns)
     ours, theirs = Table(str(tmp_path / "out")).read(), Table(str(place.table)).read()
     assert ours.cast(theirs.schema).equals(theirs)
 

@@ -275,7 +275,7 @@ def test_a_missing_column_is_null_or_an_error(drifted: Path) -> None:
 def test_declared_columns_reach_the_batches(drifted: Path) -> None:
     rules = "{columns: {price: double, clicked: int64, age: int, later: list<int64>}, extra: error}"
     plan = pipeline(drifted, rules).plan()
-    assert plan.snapshot.schema.field("price").type == pa.float64()
+    assert plan.source.snapshot.schema.field("price").type == pa.float64()
     assert delivered(pipeline(drifted, rules)) == [0, 0, 3, 4]
     with pytest.raises(TableError, match=r"column 'price' of .* is not expected"):
         pipeline(drifted, "{columns: {clicked: int, age: int}, extra: error}").plan()

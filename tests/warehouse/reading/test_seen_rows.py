@@ -222,13 +222,13 @@ def test_where_every_row_was_seen_nothing_more_is_read_and_fingerprints_stay(fol
     plan, schema = pipeline.plan(), pipeline.snapshot().schema
     known = fit_frames(plan.spec.features, schema, [learnt])
     plain = compile_features(plan.spec.features, schema, InMemoryArtifacts(artifacts=known.artifacts, out_of_fold=True))
-    assert plan.features.marks == ()
-    assert plan.features.fingerprint == plain.fingerprint
-    assert plan.parts == ("request", "shop", "day", "price")
+    assert plan.source.features.marks == ()
+    assert plan.source.features.fingerprint == plain.fingerprint
+    assert plan.source.parts == ("request", "shop", "day", "price")
     held_out = Pipeline.from_yaml(path, {"source.where": "day == 3"}).plan()
-    assert len(held_out.features.marks) == 1
-    assert held_out.features.fingerprint != plain.fingerprint
-    assert set(held_out.parts) == {"request", "shop", "day", "price"}
+    assert len(held_out.source.features.marks) == 1
+    assert held_out.source.features.fingerprint != plain.fingerprint
+    assert set(held_out.source.parts) == {"request", "shop", "day", "price"}
     assert [column.name for column in held_out.layout.schema] == ["rate", "request"]
 
 
@@ -245,9 +245,9 @@ def test_columns_read_for_marks_are_counted(folder: Path):
                 chunk = metadata.row_group(group).column(place)
                 if chunk.path_in_schema in stored:
                     stored[chunk.path_in_schema] += chunk.total_compressed_size
-    assert "price" in plan.columns
-    assert int(plan.row_group_bytes[plan.selection.rows > 0].sum()) == sum(stored.values())
-    blocks = [block for lane in range(plan.lanes) for block in plan.schedule(0).blocks(lane)]
+    assert "price" in plan.source.columns
+    assert int(plan.source.row_group_bytes[plan.source.selection.rows > 0].sum()) == sum(stored.values())
+    blocks = [block for lane in range(plan.lanes) for block in plan.source.schedule(0).blocks(lane)]
     assert sum(plan.request(block, 0).nbytes for block in blocks) >= sum(stored.values())
 
 
@@ -259,8 +259,8 @@ def test_blocks_dask_frames_and_reports_mark_seen_rows(folder: Path):
     plan = Pipeline.from_yaml(path, overrides).plan()
     expected = oracle(on(lambda rows: rows["day"] > 0), learnt)
     found: dict[int, float] = {}
-    for block in plan.schedule(0).blocks(0):
-        job, request = pickle.loads(pickle.dumps((plan.job, plan.request(block, 0))))
+    for block in plan.source.schedule(0).blocks(0):
+        job, request = pickle.loads(pickle.dumps((plan.source.job, plan.request(block, 0))))
         for part in run_block(job, request, "block", False).parts or ():
             found |= dict(zip(part.extra[0].to_pylist(), part.dense[:, 0].tolist(), strict=True))
     same(found, expected)
@@ -268,7 +268,7 @@ def test_blocks_dask_frames_and_reports_mark_seen_rows(folder: Path):
     same(dict(zip(frame["request"].tolist(), frame["rate"].tolist(), strict=True)), expected)
     first = preview(plan.spec, 40)["features"]
     same(dict(zip(first[1]["value"], first[0]["value"], strict=True)), dict(list(expected.items())[:40]))
-    [feature, _] = describe_ops(plan)["features"]
+    [feature, _] = describe_ops(plan.source)["features"]
     assert feature["reads"] == ["request", "shop"]
     assert feature["ms_per_million_values"] is not None
 

@@ -19,8 +19,8 @@ from feedline.workbench.explain.sampled_blocks import sample_blocks
 
 def test_lists_cost_most_and_sums_agree(tmp_path: Path):
     plan = costly_plan(tmp_path, rows=32_768, row_group_rows=16_384, list_mean=60)
-    sample = sample_blocks(plan, 1)
-    costs = measure_decoding(sample, compile_job(sample.job), plan.snapshot, CpuBudget(), rounds=3)
+    sample = sample_blocks(plan.source, 1)
+    costs = measure_decoding(sample, compile_job(sample.job), plan.source.snapshot, CpuBudget(), rounds=3)
     by_name = {column.name: column for column in costs.columns}
     assert by_name.keys() == {"price", "item", "hist", "clicked"}
     total = sum(column.cpu_s.cpu_s for column in costs.columns)
@@ -38,9 +38,9 @@ def test_lists_cost_most_and_sums_agree(tmp_path: Path):
 
 def test_columns_beyond_the_budget_share_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plan = costly_plan(tmp_path)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     monkeypatch.setattr(column_costs, "_MOST_COLUMNS", 1)
-    costs = measure_decoding(sample, compile_job(sample.job), plan.snapshot, CpuBudget(), rounds=1)
+    costs = measure_decoding(sample, compile_job(sample.job), plan.source.snapshot, CpuBudget(), rounds=1)
     assert {column.name for column in costs.columns if column.is_measured} == {"hist"}
     rest = [column for column in costs.columns if not column.is_measured]
     assert len(rest) == 3
@@ -50,7 +50,7 @@ def test_columns_beyond_the_budget_share_what_is_left(tmp_path: Path, monkeypatc
 
 def test_partition_columns_cost_no_bytes(tmp_path: Path):
     plan = costly_plan(tmp_path)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     compiled = compile_job(sample.job)
     with_key = replace(compiled, columns=(*compiled.columns, "day"))
     assert stored_as(sample.requests[0].pieces[0].fragment, with_key.columns[:4], compiled.schema).keys() == {
@@ -63,11 +63,11 @@ def test_partition_columns_cost_no_bytes(tmp_path: Path):
 
 def test_encodings_and_decoders_are_those_of_the_file(tmp_path: Path):
     plan = costly_plan(tmp_path)
-    fragment = sample_blocks(plan, 1).requests[0].pieces[0].fragment
-    found = stored_as(fragment, ["price", "hist"], plan.snapshot.schema)
+    fragment = sample_blocks(plan.source, 1).requests[0].pieces[0].fragment
+    found = stored_as(fragment, ["price", "hist"], plan.source.snapshot.schema)
     assert found["price"].codecs == ("snappy",)
     assert found["price"].encodings == ("DICTIONARY",)
-    arrow = stored_as(replace(fragment, decoder="arrow"), ["price"], plan.snapshot.schema)
+    arrow = stored_as(replace(fragment, decoder="arrow"), ["price"], plan.source.snapshot.schema)
     assert arrow["price"].decoder == "pyarrow: decoder: arrow"
 
 

@@ -43,8 +43,8 @@ def passes(**features: tuple[float, float]) -> PassCosts:
 def test_columns_are_paid_by_all_features_that_read_them(tmp_path: Path):
     plan = costly_plan(tmp_path)
     cost = decoding(price=2.0, item=4.0, hist=8.0, clicked=1.0)
-    names = [feature.name for feature in plan.job.features]
-    features = divide_costs(plan, cost, passes(**dict.fromkeys(names, (1.0, 0.5))), {"hist": 3.0, "price": 1.0})
+    names = [feature.name for feature in plan.source.job.features]
+    features = divide_costs(plan.source, cost, passes(**dict.fromkeys(names, (1.0, 0.5))), {"hist": 3.0, "price": 1.0})
     by_name = {feature.name: feature for feature in features}
     assert by_name["price"].decode_s.cpu_s == 1.0
     assert by_name["both"].decode_s.cpu_s == 1.0 + 2.0
@@ -58,13 +58,13 @@ def test_columns_are_paid_by_all_features_that_read_them(tmp_path: Path):
 
 def test_the_difference_is_a_part_of_the_account(tmp_path: Path):
     plan = costly_plan(tmp_path)
-    names = [feature.name for feature in plan.job.features]
+    names = [feature.name for feature in plan.source.job.features]
     cost, passed = decoding(price=2.0, item=4.0, hist=8.0, clicked=1.0), passes(**dict.fromkeys(names, (1.0, 0.5)))
     account = CostAccount(
         rows=1_000,
         blocks=1,
         epoch_rows=2_000_000,
-        features=divide_costs(plan, cost, passed),
+        features=divide_costs(plan.source, cost, passed),
         decoding=cost,
         passes=passed,
         block_s=cpu(30.0),
@@ -85,7 +85,7 @@ def test_the_difference_is_a_part_of_the_account(tmp_path: Path):
 
 def test_measured_accounts_name_the_heavy_feature_and_nearly_add_up(tmp_path: Path):
     plan = costly_plan(tmp_path, rows=32_768, row_group_rows=16_384, list_mean=60)
-    account = measure_costs(plan, rounds=3)
+    account = measure_costs(plan.source, rounds=3)
     shares = {feature.name: account.share(feature) for feature in account.features}
     assert max(shares, key=shares.__getitem__) == "hist"
     assert shares["hist"] > 0.5
@@ -105,7 +105,9 @@ def test_problems_of_quality_are_those_of_the_sample(tmp_path: Path):
         "twice": {"column": "gaps", "ops": ["log1p", {"fill_null": 0}]},
     }
     features = {"dense": dense, "label": {"clicked": []}}
-    account = measure_costs(costly_plan(tmp_path, rows=1_024, features=features, columns={"gaps": gaps}), rounds=1)
+    account = measure_costs(
+        costly_plan(tmp_path, rows=1_024, features=features, columns={"gaps": gaps}).source, rounds=1
+    )
     problems = {feature.name: feature.problems for feature in account.features}
     assert problems == {"gaps": 0.5, "price": 0.0, "twice": 0.5, "clicked": 0.0}
 
@@ -113,7 +115,7 @@ def test_problems_of_quality_are_those_of_the_sample(tmp_path: Path):
 def test_features_without_fits_are_refused(tmp_path: Path):
     plan = costly_plan(tmp_path, features={"categorical": {"item": [{"vocabulary": {}}]}, "label": {"clicked": []}})
     with pytest.raises(PlanError, match="feedline fit"):
-        measure_costs(plan)
+        measure_costs(plan.source)
 
 
 def strings(rng: np.random.Generator, rows: int) -> pa.Array:

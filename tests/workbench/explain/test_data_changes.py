@@ -55,9 +55,9 @@ def few_values(rng: np.random.Generator, rows: int) -> Any:
 def measured(
     plan: Plan, only: Collection[ChangeKind], rounds: int = 2
 ) -> tuple[BlockSample, CostAccount, list[DataChange]]:
-    sample = sample_blocks(plan)
-    account = measure_costs(plan, sample=sample, rounds=rounds)
-    return sample, account, find_changes_of_data(plan, sample, account, only=only, rounds=rounds)
+    sample = sample_blocks(plan.source)
+    account = measure_costs(plan.source, sample=sample, rounds=rounds)
+    return sample, account, find_changes_of_data(plan.source, sample, account, only=only, rounds=rounds)
 
 
 def test_heavy_lists_are_named(tmp_path: Path):
@@ -97,10 +97,12 @@ def test_an_op_gains_its_part_of_what_ops_of_whole_blocks_take(tmp_path: Path):
         tmp_path, rows=16_384, row_group_rows=16_384, list_mean=2, features=OPS, columns={"tags": few_values}
     )
     plan = Pipeline.from_yaml(path).plan()
-    sample = sample_blocks(plan, 1)
-    account = measure_costs(plan, sample=sample, rounds=1)
+    sample = sample_blocks(plan.source, 1)
+    account = measure_costs(plan.source, sample=sample, rounds=1)
     slower = replace(account, stages={**account.stages, "ops": 2 * account.stages["ops"]})
-    once, twice = (find_changes_of_data(plan, sample, each, only=["op"], rounds=1)[0] for each in (account, slower))
+    once, twice = (
+        find_changes_of_data(plan.source, sample, each, only=["op"], rounds=1)[0] for each in (account, slower)
+    )
     assert twice.gain_s.cpu_s == pytest.approx(2 * once.gain_s.cpu_s)
     assert once.before == account.stages
 
@@ -108,9 +110,9 @@ def test_an_op_gains_its_part_of_what_ops_of_whole_blocks_take(tmp_path: Path):
 def test_large_row_groups_without_costly_lists_need_nothing(tmp_path: Path):
     path = costly_pipeline(tmp_path, rows=40_000, row_group_rows=40_000, list_mean=1, files=1)
     plan = Pipeline.from_yaml(path).plan()
-    sample = sample_blocks(plan, 1)
-    account = measure_costs(plan, sample=sample, rounds=1)
-    assert find_changes_of_data(plan, sample, account, only=["row_groups", "truncate"], rounds=1) == []
+    sample = sample_blocks(plan.source, 1)
+    account = measure_costs(plan.source, sample=sample, rounds=1)
+    assert find_changes_of_data(plan.source, sample, account, only=["row_groups", "truncate"], rounds=1) == []
 
 
 def test_long_tails_are_cut_at_a_percentile(tmp_path: Path):
@@ -131,8 +133,8 @@ def test_long_tails_are_cut_at_a_percentile(tmp_path: Path):
         columns={"long": tailed},
     )
     plan = Pipeline.from_yaml(path).plan()
-    sample = sample_blocks(plan, 1)
-    account = measure_costs(plan, sample=sample, rounds=1)
+    sample = sample_blocks(plan.source, 1)
+    account = measure_costs(plan.source, sample=sample, rounds=1)
     [trial] = _truncated(sample, compile_job(sample.job), account)
     assert trial.change.subject == "long"
     assert trial.change.how.startswith("long: [{first_x: 4}")
@@ -144,9 +146,9 @@ def test_long_tails_are_cut_at_a_percentile(tmp_path: Path):
 def test_caches_need_the_disk_that_they_fill(tmp_path: Path):
     path = costly_pipeline(tmp_path, rows=8_192, row_group_rows=8_192, list_mean=60, files=1)
     plan = Pipeline.from_yaml(path).plan()
-    sample = sample_blocks(plan, 1)
-    account = measure_costs(plan, sample=sample, rounds=1)
-    [change] = find_changes_of_data(plan, sample, account, only=["cache"], rounds=1)
+    sample = sample_blocks(plan.source, 1)
+    account = measure_costs(plan.source, sample=sample, rounds=1)
+    [change] = find_changes_of_data(plan.source, sample, account, only=["cache"], rounds=1)
     assert change.from_epoch == 1
     assert change.disk_bytes > 8_192 * 60 * 2  # ids below 1,000, two bytes each
     assert change.share > 0.4
@@ -168,8 +170,8 @@ def test_repeated_lists_may_be_groups(tmp_path: Path):
         shuffle={"rows": False},
     )
     plan = Pipeline.from_yaml(path).plan()
-    sample = sample_blocks(plan, 1)
-    [trial] = _deduplicated(plan, sample)
+    sample = sample_blocks(plan.source, 1)
+    [trial] = _deduplicated(plan.source, sample)
     assert trial.change.how == "dedup:\n  user: {columns: [user]}"
     assert {feature.name: feature.dedup for feature in trial.sample.job.features} == {"user": "user", "clicked": None}
     [change] = _measure(sample, [trial], CpuBudget(), 1)
@@ -182,19 +184,19 @@ def test_changes_that_cannot_be_made_are_left_out(tmp_path: Path, monkeypatch: p
 
     path = costly_pipeline(tmp_path, rows=2_048, row_group_rows=128, list_mean=20, files=1)
     plan = Pipeline.from_yaml(path).plan()
-    sample = sample_blocks(plan, 1)
-    account = measure_costs(plan, sample=sample, rounds=1)
+    sample = sample_blocks(plan.source, 1)
+    account = measure_costs(plan.source, sample=sample, rounds=1)
     monkeypatch.setattr(data_changes, "rewrite_sample", full)
-    found = find_changes_of_data(plan, sample, account, only=["drop", "row_groups", "optimize"], rounds=1)
+    found = find_changes_of_data(plan.source, sample, account, only=["drop", "row_groups", "optimize"], rounds=1)
     assert {change.kind for change in found} <= {"drop"}
 
 
 def test_little_budget_tries_less(tmp_path: Path):
     path = costly_pipeline(tmp_path, rows=4_096, row_group_rows=512, list_mean=20, files=1)
     plan = Pipeline.from_yaml(path).plan()
-    sample = sample_blocks(plan, 1)
-    account = measure_costs(plan, sample=sample, rounds=1)
-    assert find_changes_of_data(plan, sample, account, budget_s=0.0, only=["drop", "optimize", "cache"]) == []
+    sample = sample_blocks(plan.source, 1)
+    account = measure_costs(plan.source, sample=sample, rounds=1)
+    assert find_changes_of_data(plan.source, sample, account, budget_s=0.0, only=["drop", "optimize", "cache"]) == []
 
 
 def test_gains_are_divided_among_the_stages_that_gain():

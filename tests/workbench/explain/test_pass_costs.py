@@ -31,10 +31,10 @@ SHARED = {
 
 def test_heavy_features_cost_most_and_sums_agree(tmp_path: Path):
     plan = costly_plan(tmp_path, rows=32_768, row_group_rows=16_384, list_mean=60)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     costs = measure_passes(sample, compile_job(sample.job), CpuBudget(), rounds=3)
     by_name = {cost.name: cost.ops_s.cpu_s + cost.encode_s.cpu_s for cost in costs.features}
-    assert list(by_name) == [feature.name for feature in plan.job.features]
+    assert list(by_name) == [feature.name for feature in plan.source.job.features]
     assert max(by_name, key=by_name.__getitem__) == "hist"
     assert by_name["hist"] > 0.5 * sum(by_name.values())
     assert abs(costs.difference_s) < 0.5 * costs.whole.cpu_s
@@ -48,7 +48,7 @@ def test_heavy_features_cost_most_and_sums_agree(tmp_path: Path):
 
 def test_features_beyond_the_budget_are_measured_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plan = costly_plan(tmp_path)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     monkeypatch.setattr(pass_costs, "_MOST_FEATURES", 3)
     costs = measure_passes(sample, compile_job(sample.job), CpuBudget(), rounds=1)
     assert [cost.is_measured for cost in costs.features] == [True, True, True, False, False]
@@ -72,10 +72,12 @@ def test_steps_are_paid_by_all_that_share_them(steps: list[tuple[float, int]], s
 
 def test_deduplicated_features_are_measured_with_the_runs_of_their_group(tmp_path: Path):
     plan = costly_plan(tmp_path, dedup={"users": {"columns": ["item", "hist"]}}, shuffle={"seed": 1, "rows": False})
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     assert any(feature.dedup for feature in sample.job.features)
     costs = measure_passes(sample, compile_job(sample.job), CpuBudget(), rounds=1)
-    assert {cost.name for cost in costs.features if cost.is_measured} == {each.name for each in plan.job.features}
+    assert {cost.name for cost in costs.features if cost.is_measured} == {
+        each.name for each in plan.source.job.features
+    }
 
 
 class _RowClock:
@@ -116,7 +118,7 @@ def test_ops_of_a_group_cost_what_they_take_on_its_unique_rows(tmp_path: Path, m
         dedup={"users": {"columns": ["user"]}},
         shuffle={"seed": 1, "rows": False},
     )
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     compiled = compile_job(sample.job)
     clock = _RowClock(monkeypatch)
     costs = measure_passes(sample, compiled, CpuBudget(clock=lambda: clock.now_s), rounds=1)

@@ -36,7 +36,7 @@ def images(sample: BlockSample) -> list[bytes]:
 def test_rows_stay_as_they_are(tmp_path: Path, better: tuple[str, ...], merge: bool, where: str | None):
     source: dict[str, Any] = {"table": str(tmp_path / "table")} | ({} if where is None else {"where": where})
     plan = costly_plan(tmp_path, rows=2_048, row_group_rows=256, list_mean=6, source=source)
-    sample = sample_blocks(plan, 2)
+    sample = sample_blocks(plan.source, 2)
     with scratch_folder() as folder:
         rewritten = rewrite_sample(sample, compile_job(sample.job), folder, better=better, merge=merge)
         assert images(rewritten.sample) == images(sample)
@@ -57,7 +57,7 @@ def test_rows_stay_as_they_are(tmp_path: Path, better: tuple[str, ...], merge: b
 
 def test_encodings_are_kept_or_chosen(tmp_path: Path):
     plan = costly_plan(tmp_path, rows=2_048, list_mean=6)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     with scratch_folder() as folder:
         rewrite_sample(sample, compile_job(sample.job), folder, better=("item",))
         chunk = pq.read_metadata(next(folder.glob("*.parquet"))).row_group(0)
@@ -77,7 +77,7 @@ def test_names_with_dots_and_structs_are_written(tmp_path: Path):
     }
     columns = {"x.y": lambda rng, rows: rng.random(rows).astype(np.float32), "record": records}
     plan = costly_plan(tmp_path, rows=1_024, row_group_rows=256, list_mean=2, features=features, columns=columns)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     with scratch_folder() as folder:
         rewritten = rewrite_sample(sample, compile_job(sample.job), folder, better=("x.y",), merge=True)
         assert images(rewritten.sample) == images(sample)
@@ -85,7 +85,7 @@ def test_names_with_dots_and_structs_are_written(tmp_path: Path):
 
 def test_row_groups_are_joined_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plan = costly_plan(tmp_path, rows=2_048, row_group_rows=256, list_mean=6, files=4)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     monkeypatch.setattr(rewritten_blocks, "ROW_GROUP_ROWS", 1_024)
     with scratch_folder() as folder:
         rewritten = rewrite_sample(sample, compile_job(sample.job), folder, merge=True)
@@ -93,7 +93,7 @@ def test_row_groups_are_joined_up_to_a_size(tmp_path: Path, monkeypatch: pytest.
 
 
 def columns_of(plan: Plan) -> list[str]:
-    return read_columns(compile_job(sample_blocks(plan, 1).job))
+    return read_columns(compile_job(sample_blocks(plan.source, 1).job))
 
 
 def test_columns_of_the_filter_are_written_too(tmp_path: Path):
@@ -107,4 +107,4 @@ def test_columns_of_the_filter_are_written_too(tmp_path: Path):
 
 def test_mean_rows_of_row_groups(tmp_path: Path):
     plan = costly_plan(tmp_path, rows=1_000, row_group_rows=300, files=1)
-    assert mean_row_group_rows(sample_blocks(plan, 1), plan.snapshot.rows_per_row_group) == 250
+    assert mean_row_group_rows(sample_blocks(plan.source, 1), plan.source.snapshot.rows_per_row_group) == 250

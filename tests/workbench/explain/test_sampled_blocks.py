@@ -26,8 +26,8 @@ from feedline.workbench.explain.sampled_blocks import (
 
 def test_samples_are_blocks_of_the_epoch(tmp_path: Path):
     plan = costly_plan(tmp_path, files=3, shuffle={"seed": 1, "window_rows": 8_192})
-    sample = sample_blocks(plan, 2)
-    schedule = plan.schedule(0)
+    sample = sample_blocks(plan.source, 2)
+    schedule = plan.source.schedule(0)
     requests = [plan.request(block, 0) for block in schedule.blocks(0)]
     assert len(requests) > 2
     assert set(sample.requests) < set(requests)
@@ -39,7 +39,7 @@ def test_samples_are_blocks_of_the_epoch(tmp_path: Path):
 
 def test_more_blocks_than_there_are(tmp_path: Path):
     plan = costly_plan(tmp_path, files=1, row_group_rows=8_192)
-    assert len(sample_blocks(plan, 5).requests) == 1
+    assert len(sample_blocks(plan.source, 5).requests) == 1
 
 
 def test_large_blocks_are_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -47,7 +47,7 @@ def test_large_blocks_are_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         tmp_path, files=1, row_group_rows=1_024, shuffle="off", source={"table": str(tmp_path / "table")}
     )
     monkeypatch.setattr(sampled_blocks, "_MOST_ROWS", 1_500)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     [request] = sample.requests
     assert request.rows == sum(piece.rows for piece in request.pieces) <= 1_500
     result = run_block(sample.job, request, "x", packed=False)
@@ -57,7 +57,7 @@ def test_large_blocks_are_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("shuffle", [{"seed": 1}, "off"])
 def test_passes_give_what_tasks_compute(tmp_path: Path, shuffle: dict[str, int] | str):
     plan = costly_plan(tmp_path, shuffle=shuffle)
-    sample = sample_blocks(plan, 1)
+    sample = sample_blocks(plan.source, 1)
     [request] = sample.requests
     compiled = compile_job(sample.job)
     decoded = decode_block(sample.job, compiled, request)
@@ -74,7 +74,7 @@ def test_passes_give_what_tasks_compute(tmp_path: Path, shuffle: dict[str, int] 
 
 
 def test_stages_are_those_of_all_blocks(tmp_path: Path):
-    sample = sample_blocks(costly_plan(tmp_path, files=3, shuffle={"seed": 1, "window_rows": 8_192}), 2)
+    sample = sample_blocks(costly_plan(tmp_path, files=3, shuffle={"seed": 1, "window_rows": 8_192}).source, 2)
     results = run_sample(sample, packed=False)
     assert len(results) == 2
     taken = stage_seconds(results).tolist()
@@ -84,13 +84,13 @@ def test_stages_are_those_of_all_blocks(tmp_path: Path):
 
 def test_bare_jobs_have_no_cache(tmp_path: Path):
     plan = costly_plan(tmp_path, cache={"dir": str(tmp_path / "cache"), "mode": "features"})
-    assert plan.job.cache is not None
-    assert bare_job(plan.job).cache is None
-    assert bare_job(plan.job, plan.job.features[:1]).features == plan.job.features[:1]
+    assert plan.source.job.cache is not None
+    assert bare_job(plan.source.job).cache is None
+    assert bare_job(plan.source.job, plan.source.job.features[:1]).features == plan.source.job.features[:1]
 
 
 def test_plans_without_rows_are_refused(tmp_path: Path):
-    plan = costly_plan(tmp_path)
+    plan = costly_plan(tmp_path).source
     nothing = replace(plan, selection=replace(plan.selection, rows=np.zeros_like(plan.selection.rows)))
     with pytest.raises(PlanError):
         sample_blocks(nothing)

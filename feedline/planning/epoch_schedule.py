@@ -1,8 +1,9 @@
-"""Schedule the rows of several sources: each step of a lane holds a fixed number of rows of each, source after source.
+"""Schedule the rows of an epoch: each step of a lane holds a fixed number of rows of each source, source after source.
 
 Pure. The schedule of an epoch is put together from those of the sources' passes (`source_passes`), which are made when
 a step or a block needs them, and forgotten when others have come. A block belongs to one source. Its index names the
-pass and the source besides its place there, so that it is unique in the epoch: `block_index`.
+pass and the source besides its place there, so that it is unique in the epoch: `block_index`. The epoch of an only
+source is its first pass, whose blocks keep their indices.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
-from typing import TypeAlias
 
 import numpy as np
 
 from feedline.errors import PlanError
 from feedline.planning.schedule import Block, Cut, Schedule
-from feedline.planning.sources.source_passes import Passes
+from feedline.planning.source_passes import Passes
 from feedline.planning.strands import Int64s
 
 # Schedules of one source that are kept: of the pass that is delivered, and of those whose blocks are computed ahead.
@@ -54,30 +54,28 @@ class SourceSchedules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixedSchedule:
-    """One epoch's schedule of several sources.
-
-    rows: all that the sources select. rows_dropped: those that the epoch does not deliver. steps: with those before
-    `first_step`, from which on it may be delivered.
-    """
+class EpochSchedule:
+    """One epoch's schedule. steps: with those before `first_step`, from which on it may be delivered."""
 
     sources: Sequence[SourceSchedules]
     lanes: int
     batch_size: int
     steps: int
-    rows: int
-    rows_dropped: int
     first_step: int = 0
 
+    def _first_pass(self, source: SourceSchedules) -> int:
+        """The pass from which the first step draws; where a rebase has left no step, the one before it."""
+        return source.passes.at(min(self.first_step, self.steps - 1))[0]
+
     def has_rows(self, lane: int) -> bool:
-        """Every lane has rows of every source."""
-        return 0 <= lane < self.lanes
+        """Whether a lane has rows of its own; one without any borrows a row as padding."""
+        return any(source.of_pass(self._first_pass(source)).has_rows(lane) for source in self.sources)
 
     def open_blocks(self, lanes: range) -> int:
         """The most blocks from which a step of these lanes draws, but for those that it begins."""
         blocks = 0
         for source in self.sources:
-            first, _ = source.passes.at(self.first_step)
+            first = self._first_pass(source)
             blocks += source.of_pass(first).open_blocks(lanes)
             for index in range(first + 1, first + _PREPARED_PASSES):
                 if source.passes.begin_of(index) < self.steps:
@@ -86,10 +84,12 @@ class MixedSchedule:
 
     def blocks_per_step(self, lanes: range) -> float:
         """The blocks that a step of these lanes uses up, on average."""
-        return sum(source.at(self.first_step)[2].blocks_per_step(lanes) for source in self.sources)
+        return sum(source.of_pass(self._first_pass(source)).blocks_per_step(lanes) for source in self.sources)
 
     def drawn(self, lane: int, step: int, most: int) -> Int64s:
-        """As of `Schedule`: the strands of all sources, as far as none begins another pass."""
+        """int64 [n + 1, open strands]: the rows that the strands open at a step hand out from there on, before each
+        of n steps and after the last one. n: as many of `most` steps as no strand opens or ends in, and no source
+        begins another pass in."""
         parts = []
         for source in self.sources:
             _, own, schedule = source.at(step)
@@ -115,23 +115,23 @@ class MixedSchedule:
                     return
                 yield replace(
                     block,
-                    index=block_index(block.index, source=number, sources=len(self.sources), pass_index=index),
+                    index=self._index(block.index, number, index),
                     first_step=begin + block.first_step,
                     last_step=min(begin + block.last_step, self.steps - 1),
                 )
+
+    def _index(self, index: int, source: int, pass_index: int) -> int:
+        return block_index(index, source=source, sources=len(self.sources), pass_index=pass_index)
 
     def cuts(self, lane: int, step: int) -> tuple[Cut, ...]:
         """The lane's share of a step: the rows of the first source, then those of the next."""
         if not self.first_step <= step < self.steps:
             raise PlanError(f"step is out of range: got {step}, expected {self.first_step} to {self.steps - 1}")
-        cuts = []
+        cuts: list[Cut] = []
         for number, source in enumerate(self.sources):
             index, own, schedule = source.at(step)
-            for cut in schedule.cuts(lane, own):
-                block = block_index(cut.block, source=number, sources=len(self.sources), pass_index=index)
-                cuts.append(replace(cut, block=block))
+            named = schedule.cuts(lane, own)
+            if self._index(0, number, index):  # not of the first source's first pass
+                named = tuple(replace(cut, block=self._index(cut.block, number, index)) for cut in named)
+            cuts += named
         return tuple(cuts)
-
-
-# The schedule of an epoch of one source, or of several.
-EpochSchedule: TypeAlias = Schedule | MixedSchedule

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import PlanError
+from feedline.planning.epoch_schedule import EpochSchedule, SourceSchedules, block_index, split_index
 from feedline.planning.schedule import Schedule
-from feedline.planning.sources.mixed_schedule import MixedSchedule, SourceSchedules, block_index, split_index
-from feedline.planning.sources.source_passes import epoch_steps, passes_of
+from feedline.planning.source_passes import epoch_steps, passes_of
 
 
 def source(rows: int, batch: int, lanes: int, number: int) -> Schedule:
@@ -30,11 +30,11 @@ def source(rows: int, batch: int, lanes: int, number: int) -> Schedule:
     )
 
 
-def mixed(parts: list[tuple[int, int]], lanes: int, stop, epoch: int = 0) -> MixedSchedule:
+def mixed(parts: list[tuple[int, int]], lanes: int, stop, epoch: int = 0) -> EpochSchedule:
     """parts: rows, and rows in a lane's share of a step, of each source."""
     whole = [source(rows, batch, lanes, 0).steps for rows, batch in parts]
     passes = [passes_of(stop, epoch, steps) for steps in whole]
-    return MixedSchedule(
+    return EpochSchedule(
         sources=[
             SourceSchedules(own, lambda number, rows=rows, batch=batch: source(rows, batch, lanes, number))
             for own, (rows, batch) in zip(passes, parts, strict=True)
@@ -42,8 +42,6 @@ def mixed(parts: list[tuple[int, int]], lanes: int, stop, epoch: int = 0) -> Mix
         lanes=lanes,
         batch_size=sum(batch for _, batch in parts),
         steps=epoch_steps(stop, passes),
-        rows=0,
-        rows_dropped=0,
     )
 
 

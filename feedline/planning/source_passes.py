@@ -1,9 +1,10 @@
-"""Count the passes that a source makes through its rows while epochs of a mix go by.
+"""Count the passes that a source makes through its rows while epochs go by.
 
-Pure. Every step of a mix holds the same number of rows of each source, so a source's position is arithmetic in the
-step: which pass, and which step of that pass. With `stop: first` and `all` each epoch begins passes anew; with
+Pure. Every step holds the same number of rows of each source, so a source's position is arithmetic in the
+step: which pass, and which step of that pass. With `stop: first` and `all` each epoch begins new passes; with
 `stop: N` they go on through epochs of N steps. A pass has a number, which is the epoch of the source's own plan: `all`
-has several passes q in one epoch e, of the numbers e + q * 2**32, whatever their lengths.
+has several passes q in one epoch e, of the numbers e + q * 2**32, whatever their lengths. An only source has one pass
+per epoch, of the epoch's number.
 
 A rebase shortens one pass. It keeps the step at which that pass began, from which all later ones follow.
 """
@@ -31,19 +32,18 @@ class RestOfPass:
     steps: int
 
     def position(self, stop: Stop) -> tuple[int, int]:
-        """Epoch and step of the mix at which the rest begins."""
+        """Epoch and step at which the rest begins."""
         step = self.began + self.first_step
         return (self.number % _REPEATS, step) if isinstance(stop, str) else divmod(step, stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlace:
-    """A position in a source: the number of the pass, a step of it, and as of `RestOfPass`, when the pass began; None
-    for the only source."""
+    """A position in a source: the number of the pass, a step of it, and as of `RestOfPass`, when the pass began."""
 
     number: int
     step: int
-    began: int | None = None
+    began: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def passes_of(stop: Stop, epoch: int, steps: int, rest: RestOfPass | None = None
 
 
 def epoch_steps(stop: Stop, passes: Sequence[Passes]) -> int:
-    """The steps of an epoch of a mix. passes: of each source in this epoch."""
+    """The steps of an epoch. passes: of each source in it."""
     if not isinstance(stop, str):
         return stop
     firsts = [each.begins + each.first_steps for each in passes if stop == "first" or each.is_first]
