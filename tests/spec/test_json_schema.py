@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 import pytest
 from drawn_examples import examples
@@ -18,8 +19,14 @@ from feedline.spec.document.yaml_document import read_document
 from feedline.spec.pipeline_spec import json_schema
 
 
+@cache
+def validator():
+    return Validator(json_schema(None))
+
+
 def valid(text, op_schema=None):
-    return Validator(json_schema(op_schema)).valid(read_document(text, "p.yaml").value)
+    one = validator() if op_schema is None else Validator(json_schema(op_schema))
+    return one.valid(read_document(text, "p.yaml").value)
 
 
 def accepted(text):
