@@ -1,7 +1,7 @@
 """Show the progress of a command in one line on a terminal: phase, done and total, rate, estimated time left.
 
 Runs in: the process of the command, with a thread that redraws the line. Lines go to standard error, so that standard
-output holds the result alone. Elsewhere than on a terminal, progress is not shown: see decision 0083.
+output holds the result alone. Elsewhere than on a terminal, progress is not shown: docs/decisions/0078.
 """
 
 from __future__ import annotations

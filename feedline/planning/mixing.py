@@ -5,11 +5,11 @@ would move rows to other steps.
 
 - Shuffled rows: a lane draws in turn from small blocks that hold about `shuffle.window_rows` rows (`strands`). Many
   lanes share a fixed number of windows: with more than `FULL_LANES`, each has a smaller one. Wide rows make the default
-  window smaller, and a window of wide rows has more blocks: docs/decisions/0046-shuffled-blocks-by-bytes.md. A state
-  names its run's window.
+  window smaller, and a window of wide rows has more blocks (docs/decisions/0017). A state names its
+  run's window.
 - `shuffle.rows: false`: a block is as many splits as reach `shuffle.window_rows`, and a lane takes one block after
   another.
-- `shuffle: off`: the same with `source.split_rows`. Both have blocks limited by bytes (0042).
+- `shuffle: off`: the same with `source.split_rows`. Both have blocks limited by bytes.
 
 The sources of a mix share one window: each has the part of it that it has of a step.
 """

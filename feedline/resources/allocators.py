@@ -1,7 +1,7 @@
 """Settings of a process's memory: the allocators of Arrow and numpy, and the kernel's huge pages.
 
 A feeder allocates and frees blocks of tens of megabytes all its life, so its allocators keep what is freed, within
-limits: docs/decisions/0003-keep-freed-memory.md and 0019. They read their settings when a process starts, so these are
+limits: docs/decisions/0019-window-and-memory.md. They read their settings when a process starts, so these are
 set in its environment, where the user's own settings win.
 """
 

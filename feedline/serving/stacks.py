@@ -1,7 +1,7 @@
 """Compute features that differ only in their columns as one feature of all these columns' rows.
 
 Runs in: the process that serves. The columns are laid end to end, transformed as one column, and cut again. What fails
-is left to the pass over all features, whose error names the feature and the row. See docs/decisions/0048.
+is left to the pass over all features, whose error names the feature and the row. See docs/decisions/history.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from feedline.native.coded_values import CodedArray
 from feedline.native.unique_rows import UniqueRows, chosen_unique, join_inverses
 
 # A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
-# ids that takes a quarter of the time of a gather of single values; see docs/decisions/0002-gather-ragged-rows.md.
+# ids that takes a quarter of the time of a gather of single values; see docs/decisions/history.md.
 _INT32_LIMIT = 2**31 - 1
 
 

@@ -1,7 +1,7 @@
 """Count how often columns repeat the row above them, and find columns that change in the same rows.
 
 Runs in: the process of `feedline plan`. Pure. Groups are joined, two at a time, as long as that makes a batch smaller:
-docs/decisions/0034-proposed-groups.md.
+docs/decisions/0032-groups-of-unique-rows.md.
 """
 
 from __future__ import annotations

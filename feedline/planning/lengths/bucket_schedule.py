@@ -9,7 +9,7 @@ Pure, as `schedule`. Rows belong to the bucket of their list's length.
 3. In each bucket a lane draws in turn from the strands' rows of that bucket: B_k rows a step, in as many steps as every
    lane has whole ones.
 4. The j-th of a bucket's S steps comes at a random moment of the j-th S-th of the epoch: all buckets are used up
-   evenly, and no block is held for long: docs/decisions/0074-buckets-by-length.md.
+   evenly, and no block is held for long: docs/decisions/0073-lanes-of-equal-length.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs in: the feeder; all calls come from its loop, which measures batches and writes small ones itself. Tasks never
 receive a slot: a hedged or abandoned one would write into it when it is in use again. See
-docs/decisions/0014-slots-written-by-threads.md.
+docs/decisions/0001-one-layout-for-slots-and-blocks.md.
 """
 
 from __future__ import annotations

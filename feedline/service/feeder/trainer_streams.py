@@ -3,7 +3,7 @@
 Runs in: the feeder's loop. When all blocks of an epoch have been submitted and the window has room, the next epoch's
 stream is opened, and its blocks follow in the same window. When the trainer begins elsewhere, the streams up to the one
 that it asks for are dropped, with their errors, and nothing is computed ahead until it continues to a next epoch:
-docs/decisions/0050-the-next-epochs-in-the-window.md.
+docs/decisions/0015-blocks-before-the-cluster.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs in: the feeder, or the scheduler, on its Dask event loop. Loading the pages takes 0.4 to 0.8 s of CPU time, and
 memory, which most processes need not spend: nobody looks at them. See
-docs/decisions/0005-dashboard-when-it-is-opened.md and 0077-a-page-in-dask-s-server.md.
+docs/decisions/0015-blocks-before-the-cluster.md and 0078-metrics-beside-the-status.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ numpy:
 - strings: the same table over their 64-bit digests (`StringTable`). Matches are compared byte by byte; those of the
   vocabulary that share a digest are looked up by Polars.
 
-See docs/decisions/0010.
+See docs/decisions/history.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Each column of a *group*, say `user`, is nullable and holds its value where a ru
 that repeat it. The Boolean column `__run_user`, never null, is true where a run starts; such flag columns come last. A
 run starts at the first row of every row group, at every new key of `--cluster-by`, and where a column of the group
 differs from the row above in any bit. The footer's key-value metadata, under `feedline.dedup`, names the groups, and
-per row group its rows, its runs and a digest of the flags. See docs/decisions/0035.
+per row group its rows, its runs and a digest of the flags. See docs/decisions/0032.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Runs where `optimize` is planned, on one thread. A candidate is written to memory and read back as the hot path reads
 (`decode`), to codes where a reader may get codes. It costs, per value,
 
-    decode time + bytes / bandwidth + 1 ns if it could come as a code, and does not (docs/decisions/0041)
+    decode time + bytes / bandwidth + 1 ns if it could come as a code, and does not (docs/decisions/0037)
 
 The bandwidth per reading core is 2 GB/s for `decode`, 200 MB/s for `balanced`; for `size` only bytes count. A candidate
 must be 3 % better than a simpler one, 0.2 % for `size`.

@@ -3,7 +3,7 @@
 Runs where weights are summed, and in the tasks of blocks. Pure: the same rows give the same quanta on every machine. An
 integer has as many quanta as its value. Of floats, a quantum is the power of two with which a row group's rows have
 about 2^61: what it holds decides its scale, and the sums of row groups are compared with their scales
-(docs/decisions/0086-weights-of-any-scale.md).
+(docs/decisions/0075-weights-as-quanta.md).
 
     [5e-9, 1e-9] -> 2^61 * [0.67, 0.13] quanta of 2^-88       [3e300, 0] -> 2^61 * [0.56, 0] quanta of 2^938
 """

@@ -4,7 +4,7 @@ Runs in every process that computes blocks, and where a rebase is planned. Pure.
 64-bit word (of a list its length and first value), the words are summed, each times an odd constant derived from its
 column's name, and the sum is mixed once per row (`hashing.mix`, `hashing.digest`). The hash of a row with a null in its
 key is `NAMELESS`. Records without a row key have identities of up to eight columns (`unkeyed_identity`). See
-docs/decisions/0013.
+docs/decisions/0007-row-identity-for-rebase.md.
 """
 
 from __future__ import annotations

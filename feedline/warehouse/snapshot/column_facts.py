@@ -3,7 +3,7 @@
 Runs where snapshots are taken and where plans are made. The facts of a column are a struct array, one entry per row
 group: bytes and nulls (int64; nulls -1: unknown, -1 - n: at least n) and, for types that have them, min and max in the
 column's type (null: unknown). Strings and bytes also have the boolean `exact`: both bounds are values of the column,
-not truncated ones. See docs/decisions/0021.
+not truncated ones. See docs/decisions/history.md.
 """
 
 from __future__ import annotations
