@@ -129,6 +129,20 @@ def test_the_plan_that_is_shown_has_the_rows_of_the_plan(folder: Path):
         assert f" {line.split('│')[1].strip()} " in printed
 
 
+@pytest.mark.nightly
+def test_the_box_of_the_plan_is_the_one_that_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At the size that the README generates; spaces and borders apart."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    [pipeline] = shown("README.md", "yaml")
+    Path("pipeline.yaml").write_text(pipeline.text)
+    [generate] = [c for c in commands() if c[0].page == "README.md" and c[1][:2] == ["feedline", "generate"]]
+    run(*generate)
+    printed = [line.split() for line in run(pipeline, ["feedline", "plan", "pipeline.yaml"]).splitlines()]
+    [excerpt] = [fence for fence in shown("README.md", "") if "counted" in fence.text]
+    assert not [line for line in excerpt.text.splitlines() if line.split() not in printed]
+
+
 def test_the_plan_of_the_snapshots_page_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -229,6 +243,13 @@ def test_every_package_has_a_row():
     package = ROOT / "feedline"
     present = [str(path.parent.relative_to(package)) for path in package.rglob("__init__.py")]
     assert sorted(rows) == sorted(set(present) - {"."})
+
+
+def test_every_package_is_in_the_picture():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    [picture] = [fence[2] for fence in FENCE.finditer(text) if "planning → blocks" in fence[2]]
+    names = {path.parent.name for path in (ROOT / "feedline").glob("*/__init__.py")}
+    assert not names - set(re.findall(r"[a-z_]+", picture))
 
 
 def test_every_answer_names_a_module():
