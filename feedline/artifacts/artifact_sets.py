@@ -4,7 +4,6 @@ Runs in: every process that reads or writes artifacts. A set belongs to one pipe
 that pipeline declares it: the table's path, `fit.where` and the sample. Each set has its own file, replaced atomically:
 
     pipelines/<name>/<source>.json    the current manifest, the time of each fit, the name and the source
-    artifacts.json                    one set that names no pipeline; only read
 
 Serving compares the name alone, as its table may be out of reach. `artifacts: {from: NAME}` compares neither name nor
 table nor sample. See docs/decisions/0012.
@@ -37,7 +36,6 @@ from feedline.artifacts.artifact_files import (
 from feedline.expressions.parser import python_tree
 from feedline.warehouse.storage.locations import absolute, is_uri, join
 
-OLD_POINTER = "artifacts.json"
 _SETS = "pipelines"
 _NAMES_IN_MESSAGE = 5
 _SLUG = re.compile(r"[^A-Za-z0-9._-]")
@@ -94,22 +92,16 @@ class ArtifactSetKey:
         """The pipeline whose sets are used."""
         return self.pipeline if self.shared_from is None else self.shared_from
 
-    def accepts_unnamed(self, table: str, where: str | None, sample: Mapping[str, Any] | None) -> bool:
-        """Whether a fit that names no pipeline was learnt from this key's rows: of that root, filter and sample."""
-        same_where = self.source.where is None or self.source.same_where(where)
-        same_rows = same_where and _sample_text(sample) == self.source.sample
-        return self.shared_from is None and table == self.root and same_rows
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactSetRecord:
     """The file of an artifact set: its current manifest and the time of each fit.
 
-    fit_times: ISO times by key of the fit. saved_at: ISO time. pipeline, source: None for a set of an earlier version.
+    fit_times: ISO times by key of the fit. saved_at: ISO time.
     """
 
-    pipeline: str | None
-    source: FitSource | None
+    pipeline: str
+    source: FitSource
     manifest: str
     fit_times: Mapping[str, str]
     saved_at: str
@@ -305,17 +297,6 @@ def load_sets(folder: str, pipeline: str) -> list[ArtifactSetRecord]:
     return [_parse_record(body, join(folder, name)) for name, body in contents.items() if body is not None]
 
 
-def load_old_set(folder: str) -> ArtifactSetRecord | None:
-    """Load the set that an earlier version wrote for all pipelines, if any. Raises as `load_sets` does."""
-    content = read_file(folder, OLD_POINTER)
-    if content is None:
-        return None
-    body = parse_json(content, join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
-    return ArtifactSetRecord(
-        pipeline=None, source=None, manifest=body["manifest"], fit_times=body["fitted"], saved_at=""
-    )
-
-
 def other_pipelines(folder: str, pipeline: str) -> list[str]:
     """Names of some other pipelines with sets in a folder, for messages."""
     pipelines = []
@@ -325,7 +306,7 @@ def other_pipelines(folder: str, pipeline: str) -> list[str]:
             pointer = next((name for name in names if name.endswith(".json")), None)
             content = None if pointer is None else read_file(folder, f"{_SETS}/{info.base_name}/{pointer}")
             if content is not None:
-                pipelines.append(str(_parse_record(content, join(folder, str(pointer))).pipeline))
+                pipelines.append(_parse_record(content, join(folder, str(pointer))).pipeline)
         if len(pipelines) > _NAMES_IN_MESSAGE:
             break
     return sorted(pipelines)
@@ -333,8 +314,6 @@ def other_pipelines(folder: str, pipeline: str) -> list[str]:
 
 def save_set(folder: str, one: ArtifactSetRecord) -> None:
     """Make a set the current one of its pipeline and source."""
-    assert one.pipeline is not None
-    assert one.source is not None
     body = {
         "format": FORMAT,
         "pipeline": one.pipeline,

@@ -17,7 +17,7 @@ from feedline.warehouse.reading.seen_rows import TableRows
 class FitOrigin:
     """The rows that a fit was learnt from: table, snapshot, selection and row count.
 
-    where, sample: the selection applied. pipeline: the one that fitted; None in manifests of earlier versions.
+    where, sample: the selection applied. pipeline: the one that fitted.
     fit_where: its `fit.where`. named: the files, folders and globs of the table; empty if it is everything below
     `table`. exclude: the id of the exclusion that left out bad rows; None without one.
     """
@@ -27,7 +27,7 @@ class FitOrigin:
     where: str | None
     sample: Mapping[str, Any] | None
     rows: int
-    pipeline: str | None = None
+    pipeline: str = ""
     fit_where: str | None = None
     named: tuple[str, ...] = ()
     exclude: str | None = None
@@ -39,8 +39,8 @@ class FitOrigin:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> FitOrigin:
-        """The rows that a manifest records; those of earlier versions lack fields."""
-        return cls(**{**entry, "named": tuple(entry.get("named", ()))})
+        """The rows that a manifest records."""
+        return cls(**{**entry, "named": tuple(entry["named"])})
 
     def same_rows(self, other: FitOrigin) -> bool:
         """Whether both are the same rows of the same table."""

@@ -32,7 +32,6 @@ from feedline.artifacts.artifact_sets import (
     Refusal,
     explain_no_match,
     find_set,
-    load_old_set,
     load_sets,
     other_pipelines,
 )
@@ -69,9 +68,8 @@ class Fit:
 
     key: see `FitRequest`. op, version, parameters: the op that was fitted. types: the columns it was learnt from, with
     their Arrow types. depends: the fits upstream in its chain, with the digests of their artifacts. shown: a readable
-    summary of the artifact. digest: of the artifact. behind: see `FitRequest`; empty in manifests of earlier versions.
-    also_on: rows of further sources of the pipeline. rows_once: of these, rows that several sources read were learnt
-    from once; earlier versions could learn from them for each source. redefined: see `ArtifactSetKey`, of its features.
+    summary of the artifact. digest: of the artifact. behind: see `FitRequest`.
+    also_on: rows of further sources of the pipeline. redefined: see `ArtifactSetKey`, of its features.
     """
 
     key: str
@@ -89,7 +87,6 @@ class Fit:
     digest: str
     behind: tuple[str, ...] = ()
     also_on: tuple[FitOrigin, ...] = ()
-    rows_once: bool = False
     redefined: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -183,20 +180,15 @@ class StoredArtifactSet:
         return self._record if self.manifest is not None else None
 
     def _choose(self) -> None:
-        """Look up the set of the request, else one that names no pipeline, if it was learnt from the same rows."""
+        """Look up the set of the request."""
         folder, request = self.ref.folder, self.ref.request
         assert request is not None
         if self.ref.rows is not None:
             request = replace(request, root=self.ref.rows.root)
-        record = find_set(folder, request) or load_old_set(folder)
+        record = find_set(folder, request)
         if record is None:
             return
         manifest = load_manifest(folder, record.manifest)
-        origins = [fit.fitted_on for fit in manifest.fits.values()]
-        if record.source is None and not all(
-            request.accepts_unnamed(origin.table, origin.where, origin.sample) for origin in origins
-        ):
-            return
         self._record, self._manifest, self.ref = record, manifest, replace(self.ref, manifest=manifest.digest)
 
     def refusal(self) -> Refusal | None:
@@ -254,8 +246,6 @@ class StoredArtifactSet:
         request = self.ref.request
         if request is None or request.served:
             return None
-        if fit.also_on and not fit.rows_once:
-            return "of an earlier version, which could learn twice from rows that several sources read"
         if request.shared_from is None:
             expected = dict(request.redefined)
             for name in fit.features:
@@ -332,7 +322,7 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
     ]
     for entry, fit in zip(entries, fits.values(), strict=True):
         entry["also_on"] = [origin.to_json() for origin in fit.also_on]
-        for name in ("also_on", "rows_once", "redefined"):
+        for name in ("also_on", "redefined"):
             if not entry[name]:
                 del entry[name]
     body = {"format": FORMAT, "fits": entries}

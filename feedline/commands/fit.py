@@ -103,7 +103,7 @@ def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
             + (f" where {one.where}" if one.where else "")
             + (f", a sample of {one.sample['fraction']}" if one.sample else "")
             + "".join(f", {each.table}" + (f" where {each.where}" if each.where else "") for each in one.further),
-            "pipeline": one.pipeline or "not named: fitted by an earlier version",
+            "pipeline": one.pipeline,
             "fit.where": one.fit_where or "not declared",
             "snapshot": one.snapshot,
             "digest": one.digest,

@@ -35,7 +35,7 @@ class FitFacts:
     table: str
     snapshot: str
     where: str | None
-    pipeline: str | None
+    pipeline: str
     fit_where: str | None
     sample: Mapping[str, Any] | None
     when: str

@@ -203,13 +203,7 @@ class _Run:
         """The stored set if it stays current; None if there are new fits."""
         stored = self._artifacts.stored
         record = stored.record if self._artifacts.keep and not self._artifacts.new_fits else None
-        if record is None:
-            return None
-        if record.source is None and self._request.shared_from is None:  # an earlier version's: give it a name
-            with self._locked_set() as folder:
-                if load_set(folder, self._request.pipeline, self._request.source) is None:
-                    self._make_current(record.manifest, record.fit_times)
-        return record.manifest, record.fit_times
+        return None if record is None else (record.manifest, record.fit_times)
 
     def _save(self, fits: Sequence[FittedArtifact]) -> tuple[str, Mapping[str, str]]:
         """Write the set, with the fits of features that this pipeline does not have, and make it current."""
@@ -318,7 +312,6 @@ class _Run:
             depends={key: self._artifacts.fitted_artifact(key).fit.digest for key in sorted(depends)},
             fitted_on=origins[0],
             also_on=tuple(origins[1:]),
-            rows_once=len(origins) > 1,
             redefined={name: text for name, text in self._request.redefined if name in self._features[request.key]},
             facts=artifact.facts,
             shown=request.learner.show(artifact),

@@ -89,14 +89,13 @@ def _record_manifest(plan: Plan) -> None:
 def _recorded_manifest(spec: PipelineSpec, features: str) -> str | None:
     """The manifest recorded for features of this fingerprint; None where there is none or it is gone."""
     location = locate(absolute(spec.work_dir))
-    for name in (_record_name(spec, features), f"features/{features}.json"):  # second: earlier versions
-        try:
-            manifest = str(json.loads(bytes(content_store.get(location, name)))["manifest"])
-            load_manifest(artifacts_dir(spec), manifest)
-        except (FileNotFoundError, CorruptFileError, SpecError, ValueError, KeyError, TypeError):
-            continue
-        return manifest
-    return None
+    try:
+        content = json.loads(bytes(content_store.get(location, _record_name(spec, features))))
+        manifest = str(content["manifest"])
+        load_manifest(artifacts_dir(spec), manifest)
+    except (FileNotFoundError, CorruptFileError, SpecError, ValueError, KeyError, TypeError):
+        return None
+    return manifest
 
 
 def _record_name(spec: PipelineSpec, features: str) -> str:

@@ -125,8 +125,8 @@ def load_golden(
     """Load vectors of these features, or of these and others: the first that match, else the nearest.
 
     The pipeline's own vectors come first, those of the same source before others; then those of the pipeline whose fits
-    it uses, and of earlier versions. None if there are none. Raises CorruptFileError if the files are not what was
-    written; SpecError if they have another format.
+    it uses. None if there are none. Raises CorruptFileError if the files are not what was written; SpecError if they
+    have another format.
     """
     ids = {feature.name: features_id([feature]) for feature in features}
     nearest: GoldenVectors | None = None
@@ -151,7 +151,7 @@ def _name(request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> str:
 def _names(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> list[str]:
     """Names of the existing records, in order of preference: the one of exactly these features first."""
     ordered = []
-    for home in dict.fromkeys((_home(request.pipeline), _home(request.owner), FOLDER)):
+    for home in dict.fromkeys((_home(request.pipeline), _home(request.owner))):
         names = [name.removesuffix(".json") for name in list_names(folder, home, ".json")]
         ordered += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
     return ordered

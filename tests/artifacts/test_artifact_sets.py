@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import threading
@@ -15,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import feedline.artifacts.store as stored_artifacts
 from feedline import Pipeline
 from feedline.artifacts.artifact_sets import (
     ArtifactSetKey,
@@ -254,44 +252,6 @@ def test_fits_of_one_set_at_the_same_time_lose_no_features(tmp_path: Path, small
     for thread in threads:
         thread.join()
     assert [one.features for one in load_fit_facts(load_spec(paths[0]))] == [("one",), ("two",)]
-
-
-def as_before(folder: Path, where: str | None = None) -> None:
-    """Rewrite a folder of artifacts as versions without names did: one set, without the newer fields."""
-    [pointer] = (folder / "pipelines").glob("*/*.json")
-    content = json.loads(pointer.read_text())
-    manifest = stored_artifacts.load_manifest(str(folder), content["manifest"])
-    [file] = folder.glob("fits-*.json")
-    body = json.loads(file.read_text())
-    for fit in body["fits"]:
-        for new in ("pipeline", "fit_where", "named"):
-            del fit["fitted_on"][new]
-        fit["fitted_on"]["where"] = where
-    text = json.dumps(body, sort_keys=True, indent=1).encode()
-    digest = hashlib.sha256(text).hexdigest()
-    file.unlink()
-    (folder / f"fits-{digest[:32]}.json").write_bytes(text)
-    old = {"format": 1, "manifest": digest, "fitted": dict.fromkeys(manifest.fits, "2026-01-01T00:00:00+00:00")}
-    (folder / "artifacts.json").write_text(json.dumps(old))
-    shutil.rmtree(folder / "pipelines")
-
-
-def test_a_set_without_a_name_is_used_if_it_matches(tmp_path: Path, small: str, large: str):
-    a, b = written(tmp_path, "a", small), written(tmp_path, "b", large)
-    Pipeline.from_yaml(a).fit()
-    as_before(tmp_path / "work" / "artifacts", where="day >= 0")
-    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
-    np.testing.assert_allclose(made(a, {"fit.where": "day>=0"}), scaled(SMALL, SMALL), rtol=1e-6)
-    for path, overrides in ((b, {}), (a, {"fit.where": "day < 2"})):
-        assert "got no artifact" in refusal(path, overrides)
-    np.testing.assert_allclose(made(b, {"fit": "auto"}), scaled(LARGE, LARGE), rtol=1e-6)
-    report = Pipeline.from_yaml(a).fit(missing=True)  # nothing is learnt, but it has a name now
-    assert report.made == 0
-    assert [one.pipeline for one in load_fit_facts(load_spec(a))] == [None]
-    np.testing.assert_allclose(served(a, [2.0]), scaled([2.0], SMALL), rtol=1e-6)
-    (tmp_path / "work" / "artifacts" / "artifacts.json").unlink()
-    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
-    assert [one.when for one in load_fit_facts(load_spec(a))] == ["2026-01-01T00:00:00+00:00"]
 
 
 def test_a_resumed_run_finds_its_set_beside_others_with_equal_features(tmp_path: Path, small: str):

@@ -13,9 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline, Table
-from feedline.artifacts.artifact_files import content_digest
 from feedline.artifacts.store import Fit, load_manifest
-from feedline.errors import SpecError
 from feedline.planning.table_snapshot import freeze
 
 ROWS, FILES, GROUP = 1_200, 3, 100
@@ -199,19 +197,3 @@ def test_other_definitions_of_a_source_are_another_fit(table: Path, tmp_path: Pa
     one, two = x[ROWS // 3 : 2 * ROWS // 3], x[2 * ROWS // 3 :]
     for expression, factor in (("x * 10", 10), ("x * 100", 100), ("x * 100", 100), (None, 1)):
         assert np.isclose(mean(expression), np.concatenate([one, factor * two]).mean())
-
-
-def test_fits_of_versions_that_learnt_twice_are_made_again(table: Path, tmp_path: Path):
-    own = pipeline(tmp_path, all_and(table, where="clicked == 1"))
-    manifest = own.fit().manifest
-    assert manifest is not None
-    path = next((tmp_path / "artifacts").glob("fits-*.json"))
-    content = path.read_text().replace('   "rows_once": true,\n', "")
-    assert "rows_once" not in content
-    old = content_digest(content.encode())
-    path.with_name(f"fits-{old[:32]}.json").write_text(content)
-    for record in (tmp_path / "artifacts" / "pipelines").rglob("*.json"):
-        record.write_text(record.read_text().replace(manifest, old))
-    with pytest.raises(SpecError, match="earlier version, which could learn twice from rows that several sources read"):
-        next(pipeline(tmp_path, all_and(table, where="clicked == 1")).batches())
-    assert own.fit(missing=True).manifest == manifest

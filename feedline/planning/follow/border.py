@@ -86,10 +86,7 @@ def load_border(work_dir: str, id: str) -> Border:
 
 def load_seen(work_dir: str, border: Border) -> pa.Table:
     """The files that the epochs up to a border's have read (see `seen_files`)."""
-    seen = _load(work_dir, border.id).replace_schema_metadata(None)
-    if "etag" in seen.schema.names or not len(seen):
-        return seen
-    return seen.add_column(3, "etag", pa.nulls(len(seen), pa.string()))  # a record of an earlier version
+    return _load(work_dir, border.id).replace_schema_metadata(None)
 
 
 def seen_of(snapshot: Snapshot, epoch: int) -> pa.Table:

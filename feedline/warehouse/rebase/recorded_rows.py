@@ -153,12 +153,12 @@ class Records:
         self._folder = f"{_FOLDER}/{identity.id}"
 
     @functools.cached_property
-    def _names(self) -> Mapping[str, Sequence[tuple[int, int, str, int]]]:
+    def _names(self) -> Mapping[str, Sequence[tuple[int, int, str]]]:
         """Per file: (first row group, last row group, name, time written) of each of its records."""
         location = locate(absolute(self._work_dir))
         files, name = location.filesystem, join(redact(location.uri), self._folder)
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
-        found: dict[str, list[tuple[int, int, str, int]]] = {}
+        found: dict[str, list[tuple[int, int, str]]] = {}
         try:
             infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
         except (OSError, TableError, pa.ArrowException) as error:
@@ -167,7 +167,7 @@ class Records:
         for info in infos:
             words = info.base_name.removesuffix(".arrow").split("-")
             if info.base_name.endswith(".arrow") and len(words) == 4:
-                record = int(words[1]), int(words[2]), info.base_name, info.mtime_ns or -1
+                record = int(words[1]), int(words[2]), info.base_name
                 found.setdefault(words[0], []).append(record)
         return found
 
@@ -175,10 +175,7 @@ class Records:
         """Load the records of a fragment's row groups, by their index in the file."""
         kept = dict(zip(fragment.row_groups, fragment.expected, strict=True))
         found = {row_group: RowIdentities.nothing(rows) for row_group, rows in kept.items()}
-        of_earlier_versions = [
-            record for record in self._names.get(_old_digest(fragment), ()) if 0 <= fragment.mtime_ns < record[-1]
-        ]  # a record that is older than the file is of another one
-        for first, last, name, _ in [*self._names.get(_digest(fragment), ()), *of_earlier_versions]:
+        for first, last, name in self._names.get(_digest(fragment), ()):
             if any(first <= row_group <= last and not found[row_group].present.all() for row_group in kept):
                 self._fill(found, f"{self._folder}/{name}")
         return found
@@ -249,11 +246,6 @@ def _digest(fragment: Fragment) -> str:
     """The name of a file's content, also of one that nobody can tell: the mark of its snapshot is part of it."""
     content = fragment.stamp.content_name or fragment.tag
     return hashlib.sha256(f"{fragment.path}\0{content}\0".encode() + fragment.footer_digest).hexdigest()[:32]
-
-
-def _old_digest(fragment: Fragment) -> str:
-    """The same of earlier versions, which files of equal footers share."""
-    return hashlib.sha256(fragment.path.encode() + b"\0" + fragment.footer_digest).hexdigest()[:32]
 
 
 @functools.cache

@@ -212,9 +212,8 @@ class Snapshot:
             raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
         schema, logged = head.schema.remove_metadata(), b"logged" in metadata
         names = StoredNames(metadata[b"stored_names"].decode()) if b"stored_names" in metadata else None
-        id = metadata.get(b"id")  # verified as all content; earlier versions did not write it
         snapshot = cls(
-            id=identity(schema, files, row_groups, logged=logged, stored_names=names) if id is None else id.decode(),
+            id=metadata[b"id"].decode(),  # verified as all content
             uri=metadata[b"uri"].decode(),
             schema=schema,
             partition_columns=tuple(json.loads(metadata[b"partition_columns"])),

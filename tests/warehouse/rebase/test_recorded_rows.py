@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.warehouse.reading.fragment import Fragment, fragment_at, pack_mask
-from feedline.warehouse.rebase import recorded_rows
 from feedline.warehouse.rebase.recorded_rows import (
     IdentifyTask,
     Recording,
@@ -126,19 +125,6 @@ def test_records_of_other_files_counts_and_identities_are_not_used(
     assert found(recording, replace(fragment, tag="new")) == nothing
     assert found(replace(recording, identity=replace(identity, kept="where")), fragment) == nothing
     assert found(recording, replace(fragment, expected=(3, 4, 2)))[0] == [None] * 3
-
-
-def test_a_record_of_an_earlier_version_is_used_if_it_is_younger_than_the_file(
-    recording: Recording, fragment: Fragment, monkeypatch: pytest.MonkeyPatch
-):
-    with monkeypatch.context() as earlier:
-        earlier.setattr(recorded_rows, "_digest", recorded_rows._old_digest)
-        record(recording, fragment, 0, ROWS)
-    [file] = Path(recording.work_dir).glob("rows/*/*")
-    written_ns = file.stat().st_mtime_ns
-    older, younger = (replace(fragment, mtime_ns=written_ns + shift) for shift in (-1, 1))
-    assert found(recording, older) == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9]}
-    assert found(recording, younger)[0] == found(recording, replace(fragment, mtime_ns=-1))[0] == [None] * 4
 
 
 def test_a_damaged_record_counts_as_none(recording: Recording, fragment: Fragment):
