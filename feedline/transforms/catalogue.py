@@ -92,7 +92,7 @@ def document() -> str:
             "An op over several columns is the source of a feature: `NAME: {op: cartesian, inputs: [a, b], ops: "
             "[…]}`. Each input is a column, or a column or an expression with ops of its own: `{column: a, ops: "
             "[{first_x: 10}]}`. A *weighted* list has a float32 weight beside each id; a *vector* is a list of the "
-            "same length in every row ([pipeline.md](pipeline.md#features)). Ops over elements keep both."
+            "same length in every row ([pipeline-rows.md](pipeline-rows.md#features)). Ops over elements keep both."
         ),
     ]
     for placement, title in SECTIONS.items():

@@ -1,4 +1,4 @@
-"""Every documented pipeline.yaml is valid for reader and JSON Schema; docs/pipeline.md has all keys and defaults."""
+"""Every documented pipeline.yaml is valid for reader and JSON Schema; docs/pipeline*.md have all keys and defaults."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,8 @@ from feedline.spec.sections import keys_of, section_at
 
 DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
-TEXT = (DOCS / "pipeline.md").read_text(encoding="utf-8")
+PAGES = ("pipeline.md", "pipeline-rows.md", "pipeline-batches.md")
+TEXT = "\n".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES)
 BLOCKS = FENCE.findall(TEXT)
 SHOWN = [
     (f"{page.stem}-{place}", block)

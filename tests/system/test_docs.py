@@ -32,6 +32,11 @@ PAGES = [
 WITH_FENCES = (
     "README.md",
     "docs/training.md",
+    "docs/ranks.md",
+    "docs/feeders.md",
+    "docs/gpus.md",
+    "docs/torchrec.md",
+    "docs/materialize.md",
     "docs/tables.md",
     "docs/snapshots.md",
     "docs/rebase.md",

@@ -159,16 +159,16 @@ def test_the_program_of_the_docs_trains(place: Place, train: ModuleType, monkeyp
     """Over three epochs, as TrainPipelineBase does only where it is reset; and its choice of features is taken."""
     features = {**FEATURES, "dense": {"price": [{"fill_null": 0}], "half": {"expr": "price / 2"}}}
     place.write("pipeline.yaml", features=features, batch={"size": 40}, shuffle={"by": "session", "seed": 1})
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "torchrec.md").read_text(encoding="utf-8")
     fences = [match[2] for match in FENCE.finditer(page) if match[1] == "python fragment"]
     [program] = [fence for fence in fences if "TrainPipelineBase" in fence]
     [choice] = [fence for fence in fences if "SparseFeatures(" in fence]
     monkeypatch.chdir(place.folder)
     names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(program, "training.md", "exec"), names)
+    exec(compile(program, "torchrec.md", "exec"), names)
     assert (names["state"]["epoch"], names["state"]["step"]) == (3, 0)
     assert names["batch"].epoch == 2
-    exec(compile(choice, "training.md", "exec"), names)
+    exec(compile(choice, "torchrec.md", "exec"), names)
     with names["dataset"] as dataset:
         features = next(iter(dataset)).sparse_features
         assert (features.keys(), features.values().dtype) == (["history", "item"], torch.int32)

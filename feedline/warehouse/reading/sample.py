@@ -43,7 +43,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A sample, unbound: see `source.sample` in docs/pipeline.md."""
+    """A sample, unbound: see `source.sample` in docs/pipeline-rows.md."""
 
     fraction: float
     where: str | None = None
