@@ -164,6 +164,7 @@ def test_the_program_of_the_docs_trains(place: Place, train: ModuleType, monkeyp
     [program] = [fence for fence in fences if "TrainPipelineBase" in fence]
     [choice] = [fence for fence in fences if "SparseFeatures(" in fence]
     monkeypatch.chdir(place.folder)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by an optimizer's step
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(program, "torchrec.md", "exec"), names)
     assert (names["state"]["epoch"], names["state"]["step"]) == (3, 0)
