@@ -74,7 +74,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "clicked": rng.integers(0, 2, rows),
     }
     pq.write_table(pa.table(data), table / "ds=1" / "0.parquet", row_group_size=100)
-    with furnished(tmp_path_factory.mktemp("place"), table) as place:
+    with furnished(tmp_path_factory.mktemp("place"), table) as place, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by torchrec's import
         yield place
 
 
@@ -164,7 +165,6 @@ def test_the_program_of_the_docs_trains(place: Place, train: ModuleType, monkeyp
     [program] = [fence for fence in fences if "TrainPipelineBase" in fence]
     [choice] = [fence for fence in fences if "SparseFeatures(" in fence]
     monkeypatch.chdir(place.folder)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by an optimizer's step
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(program, "torchrec.md", "exec"), names)
     assert (names["state"]["epoch"], names["state"]["step"]) == (3, 0)
