@@ -30,9 +30,9 @@ from pathlib import Path
 
 from store_rates import FetchSample, store_rates
 
+from feedline.blocks.cache.auto_choice import memory_rate
 from feedline.blocks.cache.cache_costs import CacheRates, FeatureCost, PolicyInputs
 from feedline.blocks.cache.cache_policy import CacheDecision, CacheMode, choose_mode
-from feedline.blocks.cache.measured_rates import memory_rate
 
 MODES: tuple[CacheMode, ...] = ("off", "source", "features")
 SOURCE_BYTES = 256 << 10  # of a row group, on average

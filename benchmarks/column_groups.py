@@ -42,7 +42,7 @@ from feedline.planning.plan import Plan
 from feedline.spec import load_spec
 from feedline.spec.chosen_features import choose_features
 from feedline.warehouse.reading.read import bytes_of, read_fragment
-from feedline.warehouse.selection.fragments import plan_fragments
+from feedline.warehouse.selection.select import plan_fragments
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 

@@ -18,8 +18,7 @@ from feedline import Batch, Pipeline, Table
 from feedline.blocks.compute import run_block
 from feedline.planning.plan import Plan
 from feedline.warehouse.reading.read import read_fragment
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows
 
 
 def alternate(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:

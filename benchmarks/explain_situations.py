@@ -21,7 +21,7 @@ import yaml
 from slow_store import slow_store
 
 from feedline import Table
-from feedline.loader.limits.advice import Advice
+from feedline.loader.limits.machine_advice import Advice
 
 Document = dict[str, Any]
 Columns = Callable[[np.random.Generator, int], dict[str, Any]]

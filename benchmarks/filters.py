@@ -22,7 +22,7 @@ from feedline import Table
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
-from feedline.warehouse.selection.counting import count_fragment
+from feedline.warehouse.selection.select import count_fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 CONDITIONS = (

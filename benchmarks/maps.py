@@ -24,8 +24,7 @@ import pyarrow.parquet as pq
 from feedline import Table
 from feedline.expressions.column_parts import flattened_name
 from feedline.warehouse.reading.read import read_fragment
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows
 
 _ROW_GROUP_ROWS = 25_000
 

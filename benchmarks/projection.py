@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 
 from feedline import Table
 from feedline.warehouse.reading.read import bytes_of, read_fragment
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows
 
 DENSE, IDS, LISTS = 300, 80, 20
 _MEAN_LENGTH = 10

@@ -1,6 +1,6 @@
 """Write the tables of the floor benchmark's shapes `wide`, `strings` and `flat`; runs in its process, on all cores.
 
-Repeatable: every column of every row group has its own stream of words (`feedline.workbench.generate.draws`), so the
+Repeatable: every column of every row group has its own stream of words (`feedline.workbench.generate.clicks`), so the
 same rows come from any number of threads. Rows are independent of each other. Columns:
 
     dense_0 ..   float32      log-normal minus a little; in `wide`, 5 % are null
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from shapes import LABEL, Shape
 
-from feedline.workbench.generate import draws
+from feedline.workbench.generate import clicks
 
 SEED, NULL_SHARE, CLICKED = 0, 0.05, 0.05
 LIST_MAX, LIST_CARDINALITY = 40, 10_000_000
@@ -43,9 +43,9 @@ class Place:
     file: int
     rows: int
 
-    def words(self, stream: int, count: int | None = None) -> draws.Words:
+    def words(self, stream: int, count: int | None = None) -> clicks.Words:
         """Return random words of a stream; by default one per row."""
-        return draws.draw_words((SEED, stream), (self.group, self.file, 0), self.rows if count is None else count)
+        return clicks.draw_words((SEED, stream), (self.group, self.file, 0), self.rows if count is None else count)
 
 
 def write_table(folder: Path, shape: Shape, *, rows: int, group_rows: int) -> None:
@@ -94,33 +94,33 @@ def _draw(shape: Shape, name: str) -> Callable[[Place, int], pa.Array]:
 
 def _floats(place: Place, stream: int, *, null_share: float) -> pa.Array:
     words = place.words(stream)
-    values = draws.lognormal(words, 0.6 + 0.2 * (stream % 5))
-    return pa.array(values, mask=draws.nulls(words, null_share) if null_share else None)
+    values = clicks.lognormal(words, 0.6 + 0.2 * (stream % 5))
+    return pa.array(values, mask=clicks.nulls(words, null_share) if null_share else None)
 
 
 def _integers(place: Place, stream: int) -> pa.Array:
     words = place.words(stream)
-    values = draws.lognormal(words, 1.0 + 0.2 * (stream % 5)) * np.float32(10)
-    return pa.array(np.maximum(values, 0).astype(np.int64), mask=draws.nulls(words, NULL_SHARE))
+    values = clicks.lognormal(words, 1.0 + 0.2 * (stream % 5)) * np.float32(10)
+    return pa.array(np.maximum(values, 0).astype(np.int64), mask=clicks.nulls(words, NULL_SHARE))
 
 
 def _ids(place: Place, stream: int, *, cardinality: int) -> pa.Array:
-    return pa.array(draws.zipf(place.words(stream), cardinality))
+    return pa.array(clicks.zipf(place.words(stream), cardinality))
 
 
 def _strings(place: Place, stream: int, *, cardinality: int) -> pa.Array:
-    return _hex_digits(cardinality, stream).take(pa.array(draws.zipf(place.words(stream), cardinality)))
+    return _hex_digits(cardinality, stream).take(pa.array(clicks.zipf(place.words(stream), cardinality)))
 
 
 def _lists(place: Place, stream: int) -> pa.Array:
-    lengths = (draws.unit(place.words(stream + _LENGTHS)) * (LIST_MAX + 1)).astype(np.int32)
+    lengths = (clicks.unit(place.words(stream + _LENGTHS)) * (LIST_MAX + 1)).astype(np.int32)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    values = draws.zipf(place.words(stream, int(offsets[-1])), LIST_CARDINALITY)
+    values = clicks.zipf(place.words(stream, int(offsets[-1])), LIST_CARDINALITY)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
 def _labels(place: Place, stream: int) -> pa.Array:
-    return pa.array((draws.unit(place.words(stream)) < CLICKED).view(np.int8))
+    return pa.array((clicks.unit(place.words(stream)) < CLICKED).view(np.int8))
 
 
 @functools.cache

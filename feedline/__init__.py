@@ -20,10 +20,10 @@ from feedline.version import VERSION
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
     from feedline.loader.dataset import FeedlineDataset
-    from feedline.loader.encoding.sparse_features import SparseFeatures
+    from feedline.loader.encoding.layout import SparseFeatures
     from feedline.loader.tensors.slot_tensors import Sparse
     from feedline.pipeline import Pipeline
-    from feedline.transforms.registry.user_op import user_op
+    from feedline.transforms.registry.calls import user_op
     from feedline.warehouse.table import Table
 
 __all__ = [
@@ -45,9 +45,9 @@ _MODULES = {
     "FeedlineDataset": "feedline.loader.dataset",
     "Pipeline": "feedline.pipeline",
     "Sparse": "feedline.loader.tensors.slot_tensors",
-    "SparseFeatures": "feedline.loader.encoding.sparse_features",
+    "SparseFeatures": "feedline.loader.encoding.layout",
     "Table": "feedline.warehouse.table",
-    "user_op": "feedline.transforms.registry.user_op",
+    "user_op": "feedline.transforms.registry.calls",
 }
 
 

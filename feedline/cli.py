@@ -65,7 +65,7 @@ def _program(
 def _load(pipeline: Path, overrides: list[str] | None, source: str | None = None) -> PipelineSpec:
     """The pipeline, with the overrides of `--set`, or that of one of its sources alone."""
     from feedline.spec import load_spec
-    from feedline.spec.document.overrides import parse_overrides
+    from feedline.spec.overrides import parse_overrides
 
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     return spec if source is None else spec.for_source(source)
@@ -100,7 +100,7 @@ def run(
     from feedline.commands.run import RunRequest, parse_ranks, print_summary, run_null, run_trainers
     from feedline.spec import load_spec
     from feedline.spec.chosen_features import choose_features
-    from feedline.spec.document.overrides import parse_overrides
+    from feedline.spec.overrides import parse_overrides
 
     if sink not in ("trainer", "null"):
         raise SpecError(f"--sink is unknown: got {sink!r}, expected trainer or null")

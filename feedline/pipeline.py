@@ -38,8 +38,7 @@ from feedline.planning.resolve import (
 from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.in_process import iterate_plan
 from feedline.service.feeder.quality_monitor import QualityMonitor
-from feedline.serving.encoder import Serving
-from feedline.serving.row_forms import Rows
+from feedline.serving.encoder import Rows, Serving
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.chosen_features import choose_features
 from feedline.spec.pipeline_spec import json_schema

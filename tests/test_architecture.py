@@ -59,7 +59,7 @@ INSIDE = {
         {"rebase", "dask_frame", "scan"},
         {"table"},
     ],
-    "transforms": [{"values"}, {"kernels"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],
+    "transforms": [{"values"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],
     "loader": [
         {"encoding", "launcher"},
         {"wire"},

@@ -22,7 +22,7 @@ from saved.generate import FILES, PLACE, STEP, set_times
 from feedline import Pipeline
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec
-from feedline.warehouse.snapshot import footer_waves
+from feedline.warehouse.snapshot import take
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -73,7 +73,7 @@ def test_cached_features_are_found(place: Path):
 def test_a_snapshot_is_found(monkeypatch: pytest.MonkeyPatch, place: Path):
     """By the table, without reading a footer, and by its name."""
     fresh = take_snapshot(str(place / "table"))
-    monkeypatch.setattr(footer_waves, "read_footers", lambda uri, files, map: refuse() if files else ())
+    monkeypatch.setattr(take, "read_footers", lambda uri, files, map: refuse() if files else ())
     found = take_snapshot(str(place / "table"), work_dir=str(place / "work"))
     assert found.id == EXPECTED["snapshot"] == fresh.id
     loaded = Snapshot.load(str(place / "work"), fresh.id)

@@ -230,7 +230,7 @@ MUTATIONS = (
         "a slice of lists that begins at 0 begins at their end",
     ),
     Mutation(
-        "transforms/kernels",
+        "transforms/values",
         "lookup-of-another-key",
         "found[:, 1] * (found[:, 0] == word.take(rest))",
         "found[:, 1]",

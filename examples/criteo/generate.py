@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.workbench.generate import draws
+from feedline.workbench.generate import clicks as draws
 
 # Of I1 to I13: the median, the spread of the logarithm, and the share of nulls.
 INTEGERS = (

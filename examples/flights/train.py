@@ -29,8 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from feedline import Batch, FeedlineDataset, Table
 from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.document.overrides import parse_overrides
 from feedline.spec.features import OpCall
+from feedline.spec.overrides import parse_overrides
 
 HERE = Path(__file__).resolve().parent
 HELD_OUT = "arr_delay is not None and month > 10"

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.workbench.generate import draws
+from feedline.workbench.generate import clicks as draws
 
 FIRST_DAY = date(2026, 1, 1)
 CATEGORIES, SUBCATEGORIES = 12, 5  # subcategories of each category

@@ -13,6 +13,7 @@ once, for all features, jobs and threads.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -24,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.artifacts import artifact_files
-from feedline.artifacts.artifact_files import FORMAT, parse_json, read_checked, write_file
+from feedline.artifacts import artifact_sets as artifact_files
 from feedline.artifacts.artifact_sets import (
+    FORMAT,
     ArtifactSetKey,
     ArtifactSetRecord,
     Refusal,
@@ -34,16 +35,42 @@ from feedline.artifacts.artifact_sets import (
     find_set,
     load_sets,
     other_pipelines,
+    parse_json,
+    read_checked,
+    write_file,
 )
 from feedline.artifacts.external import read_external
 from feedline.artifacts.fit_origin import FitOrigin
-from feedline.artifacts.recorded_kinds import kind_of
 from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen_by_any
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
+
+# --------------------------------------------------------------------------------------------------------------------
+# The kind of values that a recorded Arrow type stands for.
+
+_LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:]+: (.*?)(?: not null)?>(?:\[\d+\])?")
+_DICTIONARY = re.compile(r"dictionary<values=([^,]+), .*>")
+_KINDS = (
+    (re.compile(r"u?int\d+"), "integer"),
+    (re.compile(r"halffloat|float|double"), "float"),
+    (re.compile(r"(large_)?string(_view)?"), "string"),
+    (re.compile(r"(large_)?binary(_view)?"), "binary"),
+)
+
+
+def kind_of(arrow_type: str) -> str:
+    """Reduce an Arrow type to the kind that a fit depends on: integer, float, string, binary, or lists of them."""
+    if (match := _LIST.fullmatch(arrow_type)) is not None:
+        return f"list of {kind_of(match[1])}"
+    if (match := _DICTIONARY.fullmatch(arrow_type)) is not None:
+        return kind_of(match[1])
+    return next((kind for pattern, kind in _KINDS if pattern.fullmatch(arrow_type)), arrow_type)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 _DIGEST_DIGITS = 32  # of a SHA-256, in hex
 

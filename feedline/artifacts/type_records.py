@@ -13,8 +13,15 @@ from collections.abc import Collection
 
 import pyarrow as pa
 
-from feedline.artifacts.artifact_files import list_names, parquet_bytes, parsed_parquet, read_file, write_file
-from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
+from feedline.artifacts.artifact_sets import (
+    ArtifactSetKey,
+    list_names,
+    parquet_bytes,
+    parsed_parquet,
+    read_file,
+    safe_name,
+    write_file,
+)
 from feedline.errors import CorruptFileError, SpecError
 from feedline.warehouse.parquet.schemas import storage_schema
 from feedline.warehouse.storage import content_store

@@ -22,7 +22,7 @@ from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.coded_features import CodedColumn, value_features
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
 from feedline.warehouse.parquet.repeated_rows import run_starts_at
-from feedline.warehouse.reading.expanded_codes import expand_codes
+from feedline.warehouse.reading.columns import expand_codes
 
 _MOST_SETS = 8  # sets of coded columns for which a job's features are compiled
 

@@ -17,9 +17,9 @@ from feedline.blocks.block_encoder import BlockEncoder, HandOver, StageClock
 from feedline.blocks.cache.cached_rows import CachedRows, cached_rows
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
-from feedline.blocks.ordering.row_order import chunk_order, ordered_rows
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult, Job
+from feedline.blocks.row_order import chunk_order, ordered_rows
 from feedline.errors import DataError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encode import can_order

@@ -12,8 +12,7 @@ import polars as pl
 from feedline.blocks.jobs import CompiledJob
 from feedline.blocks.request import PieceRequest
 from feedline.errors import note_place
-from feedline.warehouse.reading.columns import CHUNK_ROWS
-from feedline.warehouse.reading.expanded_codes import expand_series
+from feedline.warehouse.reading.columns import CHUNK_ROWS, expand_series
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.rebase.recorded_rows import remaining_rows

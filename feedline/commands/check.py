@@ -31,7 +31,7 @@ from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.document.overrides import parse_overrides
+from feedline.spec.overrides import parse_overrides
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, check_footers, check_pages, check_presence

@@ -38,7 +38,7 @@ ELSEWHERE = {
         "feedline.workbench.begin.init",
         "Look at a table, and write a commented pipeline.yaml and a train.py that runs.",
     ),
-    "generate": (PREPARE, "feedline.workbench.generate.command", "Generate example tables."),
+    "generate": (PREPARE, "feedline.workbench.generate.generate", "Generate example tables."),
     "fit": (
         PREPARE,
         "feedline.commands.fit",

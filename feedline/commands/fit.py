@@ -27,7 +27,7 @@ from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.pipeline import Pipeline
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.document.overrides import parse_overrides
+from feedline.spec.overrides import parse_overrides
 from feedline.transforms.learning.learner import WARNING
 
 _SHOWN_FEATURES = 4

@@ -23,7 +23,7 @@ from feedline.materialize.write_plan import MaterializeReport
 from feedline.pipeline import Pipeline
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.document.overrides import parse_overrides
+from feedline.spec.overrides import parse_overrides
 
 
 def materialize(

@@ -33,7 +33,7 @@ from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.spec import load_spec
 from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.document.column_ranges import split_names
+from feedline.spec.column_ranges import split_names
 from feedline.spec.sections import parse_bytes
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport

@@ -20,8 +20,8 @@ from feedline.serving.encoder import SERVED_GROUPS, Serving
 from feedline.serving.files import STREAM, transform_file
 from feedline.serving.golden_check import check as check_vectors
 from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.document.overrides import parse_overrides
 from feedline.spec.features import GROUPS
+from feedline.spec.overrides import parse_overrides
 
 
 def transform(

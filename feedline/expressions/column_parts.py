@@ -17,9 +17,8 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.expressions.nodes import ColumnRef, Field, Node, map_children
+from feedline.expressions.nodes import ColumnRef, Fault, Field, Node, map_children
 from feedline.expressions.parser import parse_tree
-from feedline.expressions.spans import Fault
 from feedline.expressions.types import column_type
 
 Key: TypeAlias = str | int

@@ -14,8 +14,7 @@ from typing import Literal, TypeAlias
 
 import polars as pl
 
-from feedline.expressions.bind import BoundExpression, bind_parts, parse
-from feedline.expressions.binder import Binder
+from feedline.expressions.bind import Binder, BoundExpression, bind_parts, parse
 from feedline.expressions.nodes import Logic, Negation, Node, column_names
 
 

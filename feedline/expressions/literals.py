@@ -23,9 +23,8 @@ from typing import Literal
 
 import polars as pl
 
-from feedline.expressions.nodes import Constant
+from feedline.expressions.nodes import Constant, Fault
 from feedline.expressions.predicates import Operator
-from feedline.expressions.spans import Fault
 from feedline.expressions.types import (
     BINARY,
     BOOLEAN,

@@ -22,7 +22,7 @@ import polars as pl
 
 from feedline.expressions import literals
 from feedline.expressions.literals import LiteralComparison
-from feedline.expressions.nodes import ArithmeticOperator, Constant
+from feedline.expressions.nodes import ArithmeticOperator, Constant, Fault, Span
 from feedline.expressions.predicates import (
     Comparison,
     Membership,
@@ -32,7 +32,6 @@ from feedline.expressions.predicates import (
     conjunction,
     disjunction,
 )
-from feedline.expressions.spans import Fault, Span
 from feedline.expressions.types import (
     BINARY,
     BOOLEAN,

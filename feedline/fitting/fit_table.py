@@ -24,8 +24,8 @@ from feedline.planning.binding.selected_rows import bound_sample, bound_where, r
 from feedline.planning.binding.table_features import compile_spec, planned_schema, required_functions
 from feedline.planning.rows.exclusions import named_exclusion
 from feedline.spec import PipelineSpec
-from feedline.spec.document.positions import Path
 from feedline.spec.features import FeatureSpec
+from feedline.spec.yaml_document import Path
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample

@@ -32,9 +32,8 @@ from feedline.transforms.compile.compiled import CompiledFeatures, compile_featu
 from feedline.transforms.learning.learner import Learner
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.reading.fragment import Chunk, Fragment
-from feedline.warehouse.reading.kept_mask import kept_mask
 from feedline.warehouse.reading.read import read_fragment
-from feedline.warehouse.reading.row_position import with_row_position
+from feedline.warehouse.reading.row_position import kept_mask, with_row_position
 from feedline.warehouse.reading.sample import Bools, BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
 

@@ -16,13 +16,20 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.encoded_rows import expand
-from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotLayout, SparseFeatures
 from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
-from feedline.loader.encoding.sparse_features import SparseFeatures
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.tensors.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
-from feedline.loader.tensors.device_bytes import DeviceBytes, copy_pieces, cut_pieces
-from feedline.loader.tensors.slot_tensors import FLOAT32, INT32, INT64, Features, missing_feature
+from feedline.loader.tensors.slot_tensors import (
+    FLOAT32,
+    INT32,
+    INT64,
+    DeviceBytes,
+    Features,
+    copy_pieces,
+    cut_pieces,
+    missing_feature,
+)
 from feedline.loader.tensors.torchrec_tensors import KeyedTensors, needs_lists_apart, register_pipelineable
 from feedline.native.ring import Lease
 

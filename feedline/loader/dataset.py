@@ -25,8 +25,7 @@ from feedline.loader.batch import Batch
 from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
 from feedline.loader.dataset_stats import MeasuredDataset
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
-from feedline.loader.encoding.layout import BatchSchema, SlotLayout
-from feedline.loader.encoding.sparse_features import SparseFeatures
+from feedline.loader.encoding.layout import BatchSchema, SlotLayout, SparseFeatures
 from feedline.loader.launcher import RankInfo, data_rank_of, describe_ranks, detect_rank, with_data_rank
 from feedline.loader.plan_descriptions import describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan

@@ -36,8 +36,14 @@ from feedline.materialize.array_plan import (
     lists_in,
     shown_facts,
 )
-from feedline.materialize.block_rows import FilesJob, NumberedBlock, finished_rows
-from feedline.materialize.output_folder import ROOT_GROUP, OutputRef, explain_writes
+from feedline.materialize.output_folder import (
+    ROOT_GROUP,
+    FilesJob,
+    NumberedBlock,
+    OutputRef,
+    explain_writes,
+    finished_rows,
+)
 from feedline.warehouse.storage.content_store import get, put
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, join

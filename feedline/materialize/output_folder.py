@@ -22,13 +22,18 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
+from feedline.blocks.compute import run_block
+from feedline.blocks.jobs import compile_job
+from feedline.blocks.request import BlockRequest, Job
 from feedline.errors import FeedlineError, TableArgumentError, TableError
+from feedline.loader.encoding.encoded_rows import EncodedRows, expand, with_values
+from feedline.loader.encoding.quality import Quality
 from feedline.warehouse.storage.claim import Claim, delete
 from feedline.warehouse.storage.content_store import get, put
-from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explain_errors, safe_message
 from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, redact
 from feedline.warehouse.storage.retry import is_local, with_retries
+from feedline.warehouse.storage.whole_file import exchange
 
 MARKER = "_materialized.json"
 ROOT_GROUP = "zarr.json"
@@ -271,3 +276,34 @@ def _move(folder: str, final: str, *, replaces: bool) -> None:
         Path(old).rename(final)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The rows of a block for files: in plan order, and without deduplicated groups.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesJob:
+    """What all tasks share. job: of blocks. output: where they write."""
+
+    job: Job
+    output: OutputRef
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedBlock:
+    """The rows of one task: the number of their part, and what is read."""
+
+    number: int
+    request: BlockRequest
+
+
+def finished_rows(job: Job, block: NumberedBlock) -> tuple[list[EncodedRows], Quality]:
+    """The block's rows, in parts, as those of batches without deduplication, and their quality."""
+    result = run_block(job, block.request, f"feedline-materialize-{block.number}", False)
+    schema = compile_job(job).layout.schema
+    parts = []
+    for rows in result.parts or ():
+        assert isinstance(rows, EncodedRows)  # those of a block without a permutation are in order
+        parts.append(with_values(expand(rows, schema)))
+    return parts, result.quality

@@ -36,8 +36,7 @@ from feedline.planning.schedule import Block
 from feedline.planning.source_passes import Passes, PassPlace, RestOfPass, Stop, epoch_steps, passes_of
 from feedline.planning.source_plan import SourcePlan, group_name
 from feedline.spec import PipelineSpec
-from feedline.spec.expectations import OnExpect
-from feedline.spec.features import FeatureSpec
+from feedline.spec.features import FeatureSpec, OnExpect
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.ordering.row_order import order_values, ordered_rows
 from feedline.blocks.request import PieceRequest
+from feedline.blocks.row_order import order_values, ordered_rows
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding.recording import unkeyed_recording

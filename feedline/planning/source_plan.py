@@ -47,8 +47,8 @@ from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Bools, BoundSample
 from feedline.warehouse.rebase.remaining_rows import Rebase
 from feedline.warehouse.selection.exclusion import covers
-from feedline.warehouse.selection.length_counts import LengthCounts
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
+from feedline.warehouse.selection.row_measures import LengthCounts
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits, plan_splits

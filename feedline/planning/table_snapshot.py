@@ -13,10 +13,8 @@ from dataclasses import replace
 
 from feedline.errors import FeedlineError, PlanError, TableError
 from feedline.spec import PipelineSpec
-from feedline.spec.arrow_types import parse_type
 from feedline.spec.cache_section import CacheSpec
-from feedline.spec.follow_section import LOG
-from feedline.spec.source_section import SourceSpec
+from feedline.spec.source_section import LOG, SourceSpec, parse_type
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing

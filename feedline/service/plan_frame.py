@@ -19,9 +19,8 @@ import pyarrow as pa
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import BlockRequest, Job
-from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import expand, take
+from feedline.loader.encoding.encoded_rows import arrow_table, expand, take
 from feedline.loader.encoding.shuffled_rows import ShuffledRows
 from feedline.planning.source_plan import SourcePlan
 

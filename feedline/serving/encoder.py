@@ -8,36 +8,300 @@ Features are compiled once per schema of rows (see `form`). A `Serving` is safe 
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, TypeAlias
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.types as pat
 
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.artifacts.type_records import load_types
 from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError, SpecError
 from feedline.expressions.extraction import project
-from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows
+from feedline.loader.encoding.encoded_rows import EncodedRows, arrow_table
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
 from feedline.planning.binding.table_features import compile_spec, planned_schema, served_schema
-from feedline.serving.form import Form
-from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types, without_type
-from feedline.serving.request_types import needs_no_conversion, refuse_absent_parts, refuse_other_kinds
-from feedline.serving.row_forms import Rows, frame_of
-from feedline.serving.stacks import stack
+from feedline.serving.request_types import (
+    convert,
+    is_pandas,
+    needs_no_conversion,
+    refuse_absent_parts,
+    refuse_other_kinds,
+    series_array,
+    table_of,
+)
+from feedline.serving.stacks import STACKED_ROWS, Stack, stack
 from feedline.spec import PipelineSpec
 from feedline.spec.features import GROUPS, FeatureSpec
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.compile.dedup_groups import named_columns
+from feedline.transforms.values.arrays import Column
+from feedline.warehouse.parquet.schemas import relabel, storage_rows, storage_schema
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
+
+# --------------------------------------------------------------------------------------------------------------------
+# Convert a caller's rows to a table: Arrow, Polars, pandas, columns by name, a list of dicts or one dict. A dict is
+# one row if any of its values is a single value, such as a number, a string or None, else columns by name. Values
+# without a type of their own take that of training.
+
+Rows: TypeAlias = (
+    pa.Table | pa.RecordBatch | pl.DataFrame | pl.LazyFrame | Mapping[str, Any] | Sequence[Mapping[str, Any]] | Any
+)
+Frame: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame
+
+_SINGLE = (type(None), str, bytes, bool, int, float, Decimal, date, datetime, time, timedelta, np.generic, Mapping)
+_EXPECTED = "Arrow, Polars or pandas, columns by name, a list of dicts, or one dict of one row's values"
+
+
+def frame_of(rows: Rows, types: pa.Schema) -> Frame:
+    """Convert rows to a table; `types`: the recorded columns of training.
+
+    Raises DataError for what does not hold rows, for columns of different lengths, for rows of different columns, and
+    for values that do not fit the type of their column.
+    """
+    if isinstance(rows, pl.DataFrame):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return relabel(rows, storage_schema(rows.schema))
+    if isinstance(rows, pa.Table):
+        return storage_rows(rows)
+    if isinstance(rows, pl.LazyFrame):
+        return rows.collect()
+    if isinstance(rows, Mapping):
+        return _of_row(rows, types) if _is_row(rows) else storage_rows(table_of(rows, types))
+    if is_pandas(rows, "DataFrame"):
+        return storage_rows(_of_pandas(rows, types))
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        return _of_dicts(rows, types)
+    if hasattr(rows, "__arrow_c_stream__"):
+        return storage_rows(pa.table(rows))
+    raise DataError(f"transform takes rows: got {type(rows).__name__}, expected {_EXPECTED}")
+
+
+def _is_row(values: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, _SINGLE) for value in values.values())
+
+
+def _of_row(row: Mapping[str, Any], types: pa.Schema) -> pa.Table:
+    for name, value in row.items():
+        kind = _training_type(types, name)
+        if kind is not None and not isinstance(value, _SINGLE) and not _is_list(kind):
+            single = next(name for name, value in row.items() if isinstance(value, _SINGLE))
+            raise DataError(
+                f"a dict with a single value ({single!r}) is one row: got {type(value).__name__} for column {name!r}, "
+                f"expected {kind}. Give each column a list for several rows, or each column one value"
+            )
+    return table_of({name: [_plain(value)] for name, value in row.items()}, types)
+
+
+def _of_dicts(rows: Sequence[Any], types: pa.Schema) -> pa.Table:
+    if not rows:
+        if not len(types):
+            raise DataError("an empty list has no columns: got no row and no recorded types of training. Fit first")
+        return types.empty_table()
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(f"a list holds rows as dicts: got {type(row).__name__} as row {index}, expected a dict")
+        if row.keys() != rows[0].keys():
+            name = min(row.keys() ^ rows[0].keys(), key=str)
+            without = index if name not in row else 0
+            raise DataError(
+                f"rows have different columns: got no {name!r} in row {without}, expected it as in other rows. "
+                "Write None where a value is missing"
+            )
+    return table_of({name: [_plain(row[name]) for row in rows] for name in rows[0]}, types)
+
+
+def _of_pandas(rows: Any, types: pa.Schema) -> pa.Table:
+    names = list(rows.columns)
+    for name in names:
+        if not isinstance(name, str) or names.count(name) > 1:
+            fault = "twice" if isinstance(name, str) else f"of type {type(name).__name__}"
+            raise DataError(f"a pandas frame has a column {fault}: got {name!r}, expected distinct strings as names")
+    return pa.table({name: series_array(name, rows[name], _training_type(types, name)) for name in names})
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value of a row to one that Arrow takes inside a list."""
+    if isinstance(value, pl.Series | pa.Array | pa.ChunkedArray):
+        return value.to_pylist() if isinstance(value, pa.Array | pa.ChunkedArray) else value.to_list()
+    if isinstance(value, np.ndarray) and value.ndim > 1:
+        return value.tolist()
+    return value
+
+
+def _training_type(types: pa.Schema, name: str) -> pa.DataType | None:
+    index = types.get_field_index(name)
+    return types.field(index).type if index >= 0 else None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Give columns that hold only nulls the type that the features' ops require. Pure, except for `outcome`. The type of
+# `[None]` or `[[]]` in a request of Python values is unknown. If all types that a column's features accept give the
+# same result for such values, the first is used; if results differ, or no type is accepted, the caller has to give
+# the type.
+
+_SCALARS = (pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.binary(), pa.timestamp("us"), pa.date32())
+_ELEMENTS = (pa.int64(), pa.float64(), pa.string(), pa.struct({"id": pa.int64(), "weight": pa.float32()}))
+_LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list)
+# Result of a feature, by index, for rows whose columns of a schema are null or empty; None if it refuses the types.
+Outcome: TypeAlias = Callable[[int, pa.Schema, pa.Table], object | None]
+
+
+@dataclass(frozen=True, slots=True)
+class AmbiguousType:
+    """A column whose type is not determined. outcomes: by type, of the first feature where they differ."""
+
+    column: str
+    feature: int
+    outcomes: Mapping[str, object]
+
+
+def without_type(kind: pa.DataType) -> bool:
+    """Whether a type is null, or a list of nulls."""
+    return pat.is_null(kind) or (any(test(kind) for test in _LISTS) and pat.is_null(kind.value_type))
+
+
+def resolve_types(schema: pa.Schema, uses: Sequence[frozenset[str]], outcome: Outcome) -> pa.Schema | AmbiguousType:
+    """Add types to the columns without one that features use; the ambiguous column if there is one.
+
+    uses: the columns of each feature. Columns that occur only together in features get one common type.
+    """
+    while True:
+        untyped = {field.name for field in schema if without_type(field.type)}
+        groups = {use & untyped for use in uses if use & untyped}
+        if not groups:
+            return schema
+        group = min(groups, key=lambda group: (len(group), sorted(group)))
+        features = [index for index, use in enumerate(uses) if use & untyped and use & untyped <= group]
+        chosen = _choose_type(schema, sorted(group), features, outcome)
+        if isinstance(chosen, AmbiguousType):
+            return chosen
+        schema = chosen
+
+
+def _choose_type(
+    schema: pa.Schema, columns: Sequence[str], features: Sequence[int], outcome: Outcome
+) -> pa.Schema | AmbiguousType:
+    lists = [pa.list_(element) for element in _ELEMENTS]
+    scalars = _SCALARS if all(pat.is_null(schema.field(name).type) for name in columns) else ()
+    accepted: list[tuple[pa.Schema, list[object]]] = []
+    for kind in (*scalars, *lists):
+        candidate = pa.schema([field.with_type(kind) if field.name in columns else field for field in schema])
+        rows = _empty_rows(candidate, columns)
+        results = (outcome(feature, candidate, rows) for feature in features)
+        outcomes = list(itertools.takewhile(lambda one: one is not None, results))
+        if len(outcomes) == len(features):
+            accepted.append((candidate, outcomes))
+    if not accepted:
+        return AmbiguousType(columns[0], features[0], {})
+    for index, feature in enumerate(features):
+        by_type = {str(candidate.field(columns[0]).type): outcomes[index] for candidate, outcomes in accepted}
+        if any(one != accepted[0][1][index] for one in by_type.values()):
+            return AmbiguousType(columns[0], feature, by_type)
+    return accepted[0][0]
+
+
+def _empty_rows(schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    """Three rows in which these columns are null; lists are null, empty, and a list of one null."""
+    values: dict[str, list[Any]] = {name: [None] * 3 for name in schema.names}
+    for name in columns:
+        if any(test(schema.field(name).type) for test in _LISTS):
+            values[name] = [None, [], [None]]
+    return pa.table({field.name: pa.array(values[field.name], field.type) for field in schema})
+
+
+def ambiguous_type_error(ambiguous: AmbiguousType, feature: str, chain: str, remedy: str) -> SpecError:
+    """The error for a column whose type has to be given."""
+    results = [f"{one} of {kind}" for kind, one in ambiguous.outcomes.items()]
+    got = f"its ops ({chain}) make {results[0]} and {results[-1]}" if results else f"its ops ({chain}) accept no type"
+    return SpecError(
+        f"column {ambiguous.column!r} holds nulls only and its type is not known: feature {feature!r}: {got}. {remedy}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The features compiled for rows of one schema, and their computation. What does not depend on the rows is in the
+# form: the types that columns are converted to, the pass over all features, and the stacks that few rows are computed
+# by.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """features: all of them. columns: those of the encoded rows. casts: the columns to convert first. stacks: features
+    that are computed together where rows are few; `rest` are the others.
+    """
+
+    features: CompiledFeatures
+    columns: BatchSchema
+    casts: tuple[pa.Field, ...]
+    stacks: tuple[Stack, ...]
+    rest: CompiledFeatures | None
+
+    def compute(self, rows: Frame) -> Mapping[str, Column]:
+        """The finished features of rows. Raises DataError, with the row if known."""
+        count = rows.height if isinstance(rows, pl.DataFrame) else rows.num_rows
+        if self.stacks and 0 < count <= STACKED_ROWS:
+            try:
+                return self._compute_stacked(rows, count)
+            except (DataError, pa.ArrowException, pl.exceptions.PolarsError):
+                pass  # the pass over all features raises it again, with the names of column, feature and row
+        return self._compute(rows, self.features)
+
+    def _compute_stacked(self, rows: Frame, count: int) -> Mapping[str, Column]:
+        arrays = _arrays(rows)
+        found: dict[str, Column] = {}
+        for rows_stack in self.stacks:
+            found |= rows_stack.compute(arrays, count)
+        if self.rest is not None:
+            found |= self._compute(rows, self.rest)
+        return found
+
+    def _compute(self, rows: Frame, features: CompiledFeatures) -> Mapping[str, Column]:
+        casts = tuple(field for field in self.casts if field.name in features.columns)
+        return features.finished(project(_cast_columns(rows, casts) if casts else rows, features.parts))
+
+
+def _arrays(rows: Frame) -> list[pa.Array]:
+    """Each column as one array."""
+    if isinstance(rows, pl.DataFrame):
+        rows = rows.to_arrow()
+    if isinstance(rows, pa.Table):
+        [rows] = rows.combine_chunks().to_batches()
+    arrays: list[pa.Array] = rows.columns
+    return arrays
+
+
+def _cast_columns(rows: Frame, casts: tuple[pa.Field, ...]) -> Frame:
+    if isinstance(rows, pl.DataFrame):
+        return rows.with_columns(
+            pl.Series(field.name, convert(rows.get_column(field.name).to_arrow(), field.type, field.name))
+            for field in casts
+        )
+    fields, columns = list(rows.schema), list(rows.columns)
+    for field in casts:
+        index = rows.schema.get_field_index(field.name)
+        fields[index], columns[index] = field, convert(columns[index], field.type, field.name)
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 SERVED_GROUPS = ("dense", "categorical", "sparse")
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError, DataError, SpecError, TableError, TableNotFoundError
-from feedline.loader.encoding.arrow_table import arrow_table
+from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.serving.encoder import Serving
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.optimize.landing import refuse_overlap

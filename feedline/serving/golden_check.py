@@ -7,28 +7,248 @@ chooses its logarithms by the processor's instructions. NaN equals NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.artifacts.artifact_sets import ArtifactSetKey
-from feedline.artifacts.type_records import save_types
+from feedline.artifacts.artifact_sets import (
+    FORMAT,
+    ArtifactSetKey,
+    altered_error,
+    content_digest,
+    list_files,
+    list_names,
+    parquet_bytes,
+    parse_json,
+    parsed_parquet,
+    read_checked,
+    read_file,
+    safe_name,
+    write_file,
+)
+from feedline.artifacts.type_records import FOLDER, save_types
 from feedline.blocks.environment import environment_differences, local_environment
-from feedline.errors import CorruptFileError, SpecError
-from feedline.loader.encoding.arrow_table import arrow_table
+from feedline.errors import CorruptFileError, DataError, SpecError
+from feedline.expressions import BoundExpression
+from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
 from feedline.planning.binding.table_features import served_schema
 from feedline.serving.encoder import Serving
-from feedline.serving.golden_rows import first_rows_of_splits, rows_that_encode
-from feedline.serving.golden_store import GoldenOrigin, GoldenVectors, delete_golden, load_golden, save_golden
 from feedline.spec import PipelineSpec
+from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.transforms.ops import bind
+from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.sample import BoundSample
+from feedline.warehouse.selection.first_rows import screened_splits
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.locations import redact
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import absolute, join, locate, redact
+
+# --------------------------------------------------------------------------------------------------------------------
+# Store golden vectors beside the artifacts, and find those of a pipeline. The folder of artifacts holds, for the
+# vectors of some features of a pipeline, serving/<name>/<features>-<source>.json the features, the origin of the
+# vectors, digests of both files serving/<name>/<features>-<source>.in.parquet rows
+# serving/<name>/<features>-<source>.out.parquet their features, bit by bit `<features>` is a digest of the features
+# in pipeline.yaml and the versions of their ops, `<source>` one of the source of their fits. Vectors of more features
+# also serve to check fewer. Those of a set that names no pipeline lie in `serving`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenOrigin:
+    """The installation and table that vectors were made with.
+
+    fingerprints: of each feature alone, by name. environment: versions and processor, by name. table, snapshot: those
+    of the rows.
+    """
+
+    fingerprints: Mapping[str, str]
+    environment: Mapping[str, str]
+    table: str
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenVectors:
+    """Rows and their features, as `feedline transform` writes them."""
+
+    rows: pa.Table
+    expected: pa.Table
+    origin: GoldenOrigin
+
+
+def features_id(features: Sequence[FeatureSpec]) -> str:
+    """Identify features, independent of the types of their columns and of fits."""
+    content = [
+        [
+            feature.name,
+            feature.group,
+            *_source_facts(feature),
+            _op_identity(feature.op),
+            [_source_facts(part) for part in feature.inputs],
+        ]
+        for feature in features
+    ]
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def _source_facts(part: FeatureSpec | FeatureInput) -> list[Any]:
+    return [part.column, part.expr, [_op_identity(call) for call in part.ops]]
+
+
+def _op_identity(call: OpCall | None) -> Any:
+    return None if call is None else bind(call).identity
+
+
+def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec], golden: GoldenVectors) -> None:
+    """Write vectors, replacing those of the same features and source."""
+    name = _name(request, features)
+    files = {"in": parquet_bytes(golden.rows), "out": parquet_bytes(golden.expected)}
+    record = {
+        "format": FORMAT,
+        "features": {feature.name: features_id([feature]) for feature in features},
+        "rows": golden.rows.num_rows,
+        "sha256": {key: content_digest(content) for key, content in files.items()},
+        "real": golden.rows.num_rows,
+        "made": asdict(golden.origin),
+    }
+    with content_store.lock_file(locate(absolute(folder)), _home(request.pipeline)):  # three files that belong together
+        for key, content in files.items():
+            write_file(folder, f"{name}.{key}.parquet", content)
+        write_file(folder, f"{name}.json", json.dumps(record, indent=1).encode())
+
+
+def delete_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> None:
+    """Delete the vectors of these features, of every source: they may hold rows that must not be kept."""
+    location, id = locate(absolute(folder)), features_id(features)
+    for home in (_home(request.pipeline), FOLDER):
+        for info in list_files(folder, home):
+            if info.is_file and re.split(r"[-.]", info.base_name)[0] == id:
+                location.filesystem.delete_file(info.path)
+
+
+def load_golden(
+    folder: str,
+    request: ArtifactSetKey,
+    features: Sequence[FeatureSpec],
+    matches: Callable[[GoldenVectors], bool] = lambda golden: True,
+) -> GoldenVectors | None:
+    """Load vectors of these features, or of these and others: the first that match, else the nearest.
+
+    The pipeline's own vectors come first, those of the same source before others; then those of the pipeline whose fits
+    it uses. None if there are none. Raises CorruptFileError if the files are not what was written; SpecError if they
+    have another format.
+    """
+    ids = {feature.name: features_id([feature]) for feature in features}
+    nearest: GoldenVectors | None = None
+    for name in _names(folder, request, features):
+        record = _load_record(folder, name)
+        if ids.items() <= record["features"].items():
+            golden = _load_vectors(folder, name, record)
+            if matches(golden):
+                return golden
+            nearest = nearest or golden
+    return nearest
+
+
+def _home(pipeline: str) -> str:
+    return f"{FOLDER}/{safe_name(pipeline)}"
+
+
+def _name(request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> str:
+    return f"{_home(request.pipeline)}/{features_id(features)}-{request.source.id}"
+
+
+def _names(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> list[str]:
+    """Names of the existing records, in order of preference: the one of exactly these features first."""
+    ordered = []
+    for home in dict.fromkeys((_home(request.pipeline), _home(request.owner))):
+        names = [name.removesuffix(".json") for name in list_names(folder, home, ".json")]
+        ordered += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
+    return ordered
+
+
+def _load_record(folder: str, name: str) -> dict[str, Any]:
+    path = join(folder, f"{name}.json")
+    content = read_file(folder, f"{name}.json")
+    if content is None:
+        raise altered_error(path)
+    record = parse_json(content, path, {"features": dict, "sha256": dict, "made": dict})
+    if record["made"].keys() != {each.name for each in fields(GoldenOrigin)}:
+        raise altered_error(path)
+    return record
+
+
+def _load_vectors(folder: str, name: str, record: Mapping[str, Any]) -> GoldenVectors:
+    tables = []
+    for key in ("in", "out"):
+        file = f"{name}.{key}.parquet"
+        content = read_checked(folder, file, record["sha256"].get(key, ""), expected="golden vectors")
+        tables.append(parsed_parquet(content, join(folder, file)).read())
+    rows, expected = tables
+    return GoldenVectors(rows=rows, expected=expected, origin=GoldenOrigin(**record["made"]))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Choose the rows of golden vectors: the first ones of splits spread over the table.
+
+SPLITS, ROWS_OF_SPLIT = 10, 24
+# Rows per chunk, and chunks read of a split before it is given up where the filter keeps few rows.
+_CHUNK_ROWS, _CHUNKS = 2_048, 16
+
+
+def first_rows_of_splits(
+    snapshot: Snapshot,
+    columns: Sequence[str],
+    schema: pa.Schema,
+    *,
+    where: BoundExpression | None,
+    sample: BoundSample | None,
+) -> pa.Table:
+    """Read the first kept rows of some splits: these columns, in the types of `schema`."""
+    target = pa.schema([schema.field(name) for name in columns])
+    tables = [target.empty_table()]
+    for fragment in screened_splits(snapshot, where, sample, _spread):
+        remaining = ROWS_OF_SPLIT
+        chunks = read_fragment(fragment, columns, where, schema, sample=sample, chunk_rows=_CHUNK_ROWS)
+        for _, chunk in zip(range(_CHUNKS), chunks, strict=False):
+            table = chunk.frame.head(remaining).to_arrow()
+            tables.append(pa.table([table[name].cast(target.field(name).type) for name in columns], schema=target))
+            remaining -= table.num_rows
+            if not remaining:
+                break
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _spread(splits: int) -> list[int]:
+    """Indices of `SPLITS` splits, evenly spread."""
+    return list(dict.fromkeys(np.linspace(0, splits - 1, SPLITS).astype(int).tolist())) if splits else []
+
+
+def rows_that_encode(rows: pa.Table, encode: Callable[[pa.Table], object]) -> pa.Table:
+    """Keep the rows that `encode` accepts; tried together first, then one by one."""
+    if not rows.num_rows or _encodes(rows, encode):
+        return rows
+    kept = [row for row in range(rows.num_rows) if _encodes(rows.slice(row, 1), encode)]
+    return rows.take(pa.array(kept, pa.int64()))
+
+
+def _encodes(rows: pa.Table, encode: Callable[[pa.Table], object]) -> bool:
+    try:
+        encode(rows)
+    except DataError:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 ULPS = 4
 _SHOWN_CHARACTERS = 200

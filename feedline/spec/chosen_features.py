@@ -11,9 +11,9 @@ import json
 from collections.abc import Sequence
 
 from feedline.errors import SpecError
-from feedline.spec.document.positions import describe_value, unknown_message
 from feedline.spec.features import GROUPS
 from feedline.spec.pipeline_spec import PipelineSpec
+from feedline.spec.yaml_document import describe_value, unknown_message
 
 _SHOWN_NAMES, _SHOWN_CHARACTERS, _DIGITS = 2, 40, 8
 

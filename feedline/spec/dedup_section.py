@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.spec.document.column_ranges import expand_range
-from feedline.spec.document.positions import Document, Path, Problems, describe_value, path_text, unknown_message
+from feedline.spec.column_ranges import expand_range
+from feedline.spec.yaml_document import Document, Path, Problems, describe_value, path_text, unknown_message
 
 _FORM = "Write `dedup: {user: {columns: [user_id, 'hist_{0..5}']}}`"
 NEEDS_RUNS = (

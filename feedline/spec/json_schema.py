@@ -11,8 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from feedline.spec.cache_section import LOCAL_PATH
-from feedline.spec.expectations import BOUND, MEASURES
-from feedline.spec.features import OnNonfinite
+from feedline.spec.features import BOUND, MEASURES, OnNonfinite
 from feedline.version import VERSION
 
 Schema = dict[str, Any]

@@ -20,21 +20,18 @@ from pydantic import Field, PrivateAttr, SkipValidation, ValidationError, WithJs
 from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
-from feedline.spec.batch_section import BatchSpec
 from feedline.spec.cache_section import Cache
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
-from feedline.spec.document.expected_types import expectation_of
-from feedline.spec.document.overrides import apply_overrides, override_options, plain_value, substitute_variables
-from feedline.spec.document.positions import Document, Path, Problems, describe_value, unknown_message
-from feedline.spec.document.yaml_document import MAX_BYTES, read_document
-from feedline.spec.expectations import OnExpect
-from feedline.spec.features import FeatureSpec, OnNonfinite, canonical_json, read_features
+from feedline.spec.expected_types import expectation_of
+from feedline.spec.features import FeatureSpec, OnExpect, OnNonfinite, canonical_json, read_features
 from feedline.spec.json_schema import document_schema
 from feedline.spec.monitoring_section import Metrics, Traces, without_unset
+from feedline.spec.overrides import apply_overrides, override_options, plain_value, substitute_variables
 from feedline.spec.sections import (
     Artifacts,
     ArtifactsSpec,
+    BatchSpec,
     Bytes,
     Count,
     Fit,
@@ -60,6 +57,15 @@ from feedline.spec.sources_section import (
     keys_of_source,
     read_source_features,
     rows_of_sources,
+)
+from feedline.spec.yaml_document import (
+    MAX_BYTES,
+    Document,
+    Path,
+    Problems,
+    describe_value,
+    read_document,
+    unknown_message,
 )
 
 DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name

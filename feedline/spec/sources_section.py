@@ -15,12 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SkipValidation, WithJsonSchema, model_validator
 
-from feedline.spec.batch_section import BatchSpec
 from feedline.spec.dedup_section import DedupSpec
-from feedline.spec.document.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.features import GROUPS, FeatureInput, FeatureSpec, read_features
-from feedline.spec.sections import Count, NonEmptyString, Section, keys_of, rule_error, value_error
+from feedline.spec.sections import BatchSpec, Count, NonEmptyString, Section, keys_of, rule_error, value_error
 from feedline.spec.source_section import SourceSpec
+from feedline.spec.yaml_document import Document, Path, Problems, describe_value, unknown_message
 
 _SHARE = "weight, rows_per_batch"
 

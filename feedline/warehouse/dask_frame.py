@@ -21,8 +21,7 @@ from feedline.expressions.column_parts import source_columns
 from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
-from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
-from feedline.warehouse.selection.select import Selection, bind_once
+from feedline.warehouse.selection.select import SPLIT_ROWS, Selection, bind_once, plan_fragments
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 

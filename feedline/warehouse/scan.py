@@ -22,9 +22,9 @@ from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, gather
 from feedline.warehouse.reading.read import decode_fragment
-from feedline.warehouse.selection.missing_columns import files_asked, has
+from feedline.warehouse.selection.null_counts import files_asked, has
+from feedline.warehouse.snapshot.column_facts import HeldKey, held_keys
 from feedline.warehouse.snapshot.footer_tasks import FOOTERS, read_footers
-from feedline.warehouse.snapshot.held_keys import HeldKey, held_keys
 from feedline.warehouse.snapshot.packed_facts import FactBlock
 from feedline.warehouse.snapshot.take import partition_values
 from feedline.warehouse.storage.file_identity import Stamp, stamp_at_index

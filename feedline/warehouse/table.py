@@ -22,8 +22,7 @@ from feedline.warehouse.optimize.usage import load_uses, popular_columns
 from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
-from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import SPLIT_ROWS, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import redact

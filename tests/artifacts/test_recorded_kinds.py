@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedline.artifacts.recorded_kinds import kind_of
+from feedline.artifacts.store import kind_of
 
 
 @pytest.mark.parametrize(

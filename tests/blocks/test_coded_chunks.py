@@ -25,7 +25,7 @@ from feedline.errors import FeedlineError
 from feedline.native import parquet as native
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
-from feedline.warehouse.reading import coded_conditions
+from feedline.warehouse.reading import row_filter
 
 needs_kernel = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
 ROWS, GROUP = 4000, 700
@@ -152,7 +152,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_batches_are_those_computed_on_rows(
     table: Path, tmp_path: Path, source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(coded_conditions, "_LEAST_NUMBERS", 0)  # columns of the filter, too, in few rows
+    monkeypatch.setattr(row_filter, "_LEAST_NUMBERS", 0)  # columns of the filter, too, in few rows
     pipeline(table, tmp_path, source=source).fit()
     counter = Counter(monkeypatch)
     coded = outcome(table, tmp_path, source=source)

@@ -25,7 +25,7 @@ from feedline.errors import FeedlineError
 from feedline.native import parquet as native
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.parquet.repeated_rows import run_starts_at
-from feedline.warehouse.reading import coded_conditions
+from feedline.warehouse.reading import row_filter
 
 needs_kernel = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
 ROWS, ROW_GROUP, SESSION = 3000, 700, 6
@@ -196,7 +196,7 @@ def test_groups_are_those_computed_on_rows(
 def test_strings_of_groups_are_codes_where_filter_and_sample_need_their_values(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(coded_conditions, "_LEAST_STRINGS", 0)
+    monkeypatch.setattr(row_filter, "_LEAST_STRINGS", 0)
     sample = {"fraction": 0.7, "seed": 4, "key": ["word", "number"]}
     source = {"where": "word != other or tags.list.len() > 1", "sample": sample}
     pipeline(table, tmp_path, source=source).fit()

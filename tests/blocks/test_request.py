@@ -18,8 +18,7 @@ from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.compute import run_block
 from feedline.blocks.request import UNNAMED, Job, ReadEpochs, RowOrder
 from feedline.planning.plan import Plan
-from feedline.spec.expectations import Expectation
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.spec.features import Expectation, FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.sample import Sample

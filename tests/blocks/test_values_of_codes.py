@@ -14,7 +14,7 @@ from feedline import Pipeline
 from feedline.blocks.compute import run_block
 from feedline.errors import FeedlineError
 from feedline.native import parquet as native
-from feedline.warehouse.reading import coded_conditions
+from feedline.warehouse.reading import row_filter
 
 pytestmark = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
 ROWS, GROUP = 3000, 700
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
 def test_batches_and_quality_are_those_computed_on_rows(
     table: Path, tmp_path: Path, name: str, computed: set[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(coded_conditions, "_LEAST_STRINGS", 0)
+    monkeypatch.setattr(row_filter, "_LEAST_STRINGS", 0)
     changes, columns = CASES[name]
     coded = outcome(table, tmp_path, "auto", changes)
     assert computed == columns

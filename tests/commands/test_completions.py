@@ -23,7 +23,7 @@ from feedline.commands.completions import (
 )
 from feedline.errors import SpecError
 from feedline.spec import parse_spec
-from feedline.spec.document.overrides import parse_overrides
+from feedline.spec.overrides import parse_overrides
 from feedline.spec.pipeline_spec import json_schema
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from feedline import Pipeline
 from feedline.cli import app
 from feedline.commands.schema import SCHEMA_FILE, SCHEMA_LINE, write_json_schema
 from feedline.errors import SpecError
-from feedline.spec.document.yaml_document import read_document
+from feedline.spec.yaml_document import read_document
 from feedline.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,9 @@ import pytest
 from typed_columns import INF, NAN, assert_evaluates, assert_refused
 
 from feedline.expressions import bind_expression, bind_where, parse
-from feedline.expressions.nodes import Constant
+from feedline.expressions.nodes import Constant, Fault, Span
 from feedline.expressions.operators import MAX_SIZE, Operand, common_type, result
 from feedline.expressions.predicates import Opaque
-from feedline.expressions.spans import Fault, Span
 
 TABLE = pa.table(
     {"dwell": pa.array([1.0, None, float("nan"), 2.5], pa.float32()), "n": pa.array([1, 2, None, -4], pa.int16())}

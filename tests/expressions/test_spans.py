@@ -10,7 +10,7 @@ import pytest
 
 from feedline.errors import ExpressionError
 from feedline.expressions import bind_expression, parse
-from feedline.expressions.spans import Fault, SourceText, Span, render
+from feedline.expressions.nodes import Fault, SourceText, Span, render
 
 SCHEMA = pa.schema([("x", pa.float32()), ("y", pa.float64()), ("n", pa.int64()), ("s", pa.struct([("s", pa.int8())]))])
 

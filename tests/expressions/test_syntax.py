@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.expressions.parser import parse_tree
-from feedline.expressions.spans import Fault
-from feedline.expressions.syntax import MAX_BRACKETS, MAX_CHARACTERS, check
+from feedline.expressions.nodes import Fault
+from feedline.expressions.parser import MAX_BRACKETS, MAX_CHARACTERS, check, parse_tree
 
 
 def test_strings_and_comments_are_masked_by_as_many_characters():

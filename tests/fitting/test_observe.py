@@ -24,8 +24,7 @@ from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.spec import load_spec
 from feedline.transforms.compile.compiled import compile_features
 from feedline.warehouse.reading.fragment import Fragment
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import select_rows
+from feedline.warehouse.selection.select import plan_fragments, select_rows
 from feedline.warehouse.snapshot.take import take_snapshot
 
 ROWS = pa.table({"x": np.random.default_rng(1).normal(5, 3, 400), "word": [f"w{n % 37}" for n in range(400)]})

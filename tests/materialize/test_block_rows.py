@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Pipeline
-from feedline.materialize.block_rows import NumberedBlock, finished_rows
+from feedline.materialize.output_folder import NumberedBlock, finished_rows
 
 
 def test_groups_are_expanded_and_rows_stay_in_order(tmp_path: Path):

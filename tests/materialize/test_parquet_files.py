@@ -13,10 +13,9 @@ import pytest
 
 from feedline import Pipeline
 from feedline.errors import TableError
-from feedline.materialize import parquet_files
-from feedline.materialize.block_rows import FilesJob, NumberedBlock
-from feedline.materialize.output_folder import OutputFolder
-from feedline.materialize.parquet_files import file_columns, file_name, write_block_file
+from feedline.materialize import write_plan
+from feedline.materialize.output_folder import FilesJob, NumberedBlock, OutputFolder
+from feedline.materialize.write_plan import file_columns, file_name, write_block_file
 
 
 def test_a_block_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -38,13 +37,13 @@ def test_a_block_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert written.read().column("ids").to_pylist() == table["ids"].to_pylist()
     assert [column["name"] for column in file_columns(plan.layout.schema)] == ["a", "ids"]
     path.unlink()
-    finished = parquet_files.finished_rows
+    finished = write_plan.finished_rows
 
     def overtaken(*arguments: Any) -> Any:
         replace(files.output.claim, run="other").take()
         return finished(*arguments)
 
-    monkeypatch.setattr(parquet_files, "finished_rows", overtaken)
+    monkeypatch.setattr(write_plan, "finished_rows", overtaken)
     with pytest.raises(TableError, match="is no longer this run's: got that of other"):
         write_block_file(files, NumberedBlock(7, plan.request(block, 0)))
     assert not path.exists()

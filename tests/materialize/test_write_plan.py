@@ -20,8 +20,7 @@ from pipelines import Place, furnished
 from feedline import Pipeline
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.errors import CorruptFileError, DataError, SpecError, TableError
-from feedline.loader.encoding.arrow_table import arrow_table
-from feedline.loader.encoding.encoded_rows import expand, take
+from feedline.loader.encoding.encoded_rows import arrow_table, expand, take
 from feedline.loader.encoding.slot import encoded_rows
 from feedline.materialize import array_plan, write_plan
 from feedline.materialize.array_plan import feature_path

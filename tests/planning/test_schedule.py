@@ -13,8 +13,8 @@ from drawn_schedules import deliver, schedules
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.blocks.ordering.balanced_rows import balanced_rows
 from feedline.blocks.permutation import permutation, permuted_rows
+from feedline.blocks.row_order import balanced_rows
 from feedline.errors import PlanError
 from feedline.planning.schedule import Schedule, rank_lanes
 

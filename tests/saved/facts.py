@@ -21,7 +21,7 @@ from feedline import Pipeline
 from feedline.loader.batch import Batch
 from feedline.loader.tensors.slot_tensors import Sparse
 from feedline.planning.plan import Plan
-from feedline.serving.golden_store import features_id
+from feedline.serving.golden_check import features_id
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.registry.op import Example
 

@@ -11,7 +11,7 @@ import pytest
 
 from feedline.errors import DataError
 from feedline.loader.row_arrays import Encoded
-from feedline.serving import form, stacks
+from feedline.serving import encoder, stacks
 from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 
@@ -30,7 +30,7 @@ def named(letter: str, *ops: object) -> dict[str, list[object]]:
 def together(function: Callable[[], Encoded], monkeypatch: pytest.MonkeyPatch) -> Encoded:
     """The result without stacks."""
     with monkeypatch.context() as patch:
-        patch.setattr(form, "STACKED_ROWS", 0)
+        patch.setattr(encoder, "STACKED_ROWS", 0)
         return function()
 
 

@@ -11,8 +11,7 @@ from recorded_vectors import ROWS, recorded, written
 from feedline.errors import DataError
 from feedline.planning.binding.fitted_artifacts import artifact_set_key
 from feedline.serving.encoder import Serving
-from feedline.serving.golden_rows import ROWS_OF_SPLIT, rows_that_encode
-from feedline.serving.golden_store import load_golden
+from feedline.serving.golden_check import ROWS_OF_SPLIT, load_golden, rows_that_encode
 
 
 def test_rows_are_the_first_of_each_split(path: Path, folder: str):

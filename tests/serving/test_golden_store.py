@@ -16,11 +16,9 @@ from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import load_types
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.binding.fitted_artifacts import artifact_set_key
-from feedline.serving import golden_store
+from feedline.serving import golden_check
 from feedline.serving.encoder import Serving
-from feedline.serving.golden_check import check
-from feedline.serving.golden_rows import ROWS_OF_SPLIT
-from feedline.serving.golden_store import features_id, load_golden, save_golden
+from feedline.serving.golden_check import ROWS_OF_SPLIT, check, features_id, load_golden, save_golden
 from feedline.spec import load_spec
 
 
@@ -108,7 +106,7 @@ def test_vectors_of_two_fits_at_once_are_those_of_one(path: Path, folder: str, m
     spec, _, golden = recorded(path)
     request, fewer = artifact_set_key(spec), replace(golden, rows=golden.rows[:1], expected=golden.expected[:1])
     second = write_meanwhile(
-        monkeypatch, golden_store, "write_file", lambda: save_golden(folder, request, spec.features, fewer)
+        monkeypatch, golden_check, "write_file", lambda: save_golden(folder, request, spec.features, fewer)
     )
     save_golden(folder, request, spec.features, golden)
     second.join()

@@ -15,7 +15,7 @@ import pytest
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError
 from feedline.loader.wire.facts import Hello
-from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types
+from feedline.serving.encoder import AmbiguousType, ambiguous_type_error, resolve_types
 
 FEATURES: dict[str, Any] = {
     "dense": {

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from feedline.errors import DataError
+from feedline.serving.encoder import frame_of
 from feedline.serving.request_types import convert, convertible
-from feedline.serving.row_forms import frame_of
 
 
 def test_times_may_be_strings_as_json_has_them():

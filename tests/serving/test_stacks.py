@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from feedline import Pipeline
 from feedline.loader.row_arrays import Encoded
-from feedline.serving import form
+from feedline.serving import encoder
 from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 
@@ -83,7 +83,7 @@ def arrays(encoded: Encoded) -> dict[str, bytes]:
 def together(function: Callable[[], Encoded], monkeypatch: pytest.MonkeyPatch) -> Encoded:
     """The result without stacks."""
     with monkeypatch.context() as patch:
-        patch.setattr(form, "STACKED_ROWS", 0)
+        patch.setattr(encoder, "STACKED_ROWS", 0)
         return function()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.spec.arrow_types import parse_type
+from feedline.spec.source_section import parse_type
 
 PLAIN = [
     *(getattr(pa, name)() for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")),

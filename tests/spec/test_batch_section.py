@@ -9,8 +9,8 @@ from json_validator import Validator
 from minimal_pipeline import completed
 
 from feedline.errors import SpecError
-from feedline.spec.document.yaml_document import read_document
 from feedline.spec.pipeline_spec import PipelineSpec, json_schema, parse_spec
+from feedline.spec.yaml_document import read_document
 
 
 def spec_of(batch: str, more: str = "") -> PipelineSpec:

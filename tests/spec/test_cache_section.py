@@ -9,9 +9,9 @@ from minimal_pipeline import MINIMAL
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec, load_spec, parse_spec
 from feedline.spec.cache_section import CacheSpec
-from feedline.spec.document.overrides import parse_overrides
-from feedline.spec.document.yaml_document import read_document
+from feedline.spec.overrides import parse_overrides
 from feedline.spec.pipeline_spec import json_schema
+from feedline.spec.yaml_document import read_document
 
 
 def parse(entry: str = "", *arguments: str) -> PipelineSpec:

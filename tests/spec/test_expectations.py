@@ -26,7 +26,7 @@ from feedline.loader.wire.facts import FeederStats
 from feedline.planning.schedule import Block
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.spec import PipelineSpec
-from feedline.spec.expectations import MEASURES, Expectation, broken_bounds
+from feedline.spec.features import MEASURES, Expectation, broken_bounds
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.registry.op import OpError
 

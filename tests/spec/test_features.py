@@ -6,9 +6,8 @@ import pickle
 
 import pytest
 
-from feedline.spec.document.positions import Problems
-from feedline.spec.document.yaml_document import read_document
 from feedline.spec.features import FeatureSpec, OpCall, canonical_json, read_features
+from feedline.spec.yaml_document import Problems, read_document
 
 
 def read(text):

@@ -15,8 +15,8 @@ from test_spec_errors import ALTERNATIVES
 
 from feedline.errors import SpecError
 from feedline.spec import parse_spec
-from feedline.spec.document.yaml_document import read_document
 from feedline.spec.pipeline_spec import json_schema
+from feedline.spec.yaml_document import read_document
 
 
 @cache

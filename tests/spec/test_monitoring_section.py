@@ -10,9 +10,9 @@ from feedline import Pipeline
 from feedline.errors import SpecError
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.spec import PipelineSpec, load_spec, parse_spec
-from feedline.spec.document.overrides import parse_overrides
-from feedline.spec.document.yaml_document import read_document
 from feedline.spec.monitoring_section import MetricsSpec, TracesSpec, is_address
+from feedline.spec.overrides import parse_overrides
+from feedline.spec.yaml_document import read_document
 
 
 def parse(entry: str, *overrides: str) -> PipelineSpec:

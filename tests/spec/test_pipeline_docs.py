@@ -11,10 +11,10 @@ from test_spec_errors import ALTERNATIVES
 from feedline import Pipeline
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec, parse_spec
-from feedline.spec.document.overrides import parse_overrides
-from feedline.spec.document.yaml_document import read_document
 from feedline.spec.features import GROUPS
+from feedline.spec.overrides import parse_overrides
 from feedline.spec.sections import keys_of, section_at
+from feedline.spec.yaml_document import read_document
 
 DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)

@@ -15,7 +15,7 @@ from minimal_pipeline import MINIMAL
 
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec, load_spec, parse_spec
-from feedline.spec.document.overrides import parse_overrides
+from feedline.spec.overrides import parse_overrides
 from feedline.spec.sections import ShuffleSpec
 
 REFERENCE = """\

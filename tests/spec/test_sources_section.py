@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.document.overrides import override_options, parse_overrides
+from feedline.spec.overrides import override_options, parse_overrides
 from feedline.spec.pipeline_spec import parse_spec
 from feedline.spec.sources_section import divide_rows
 

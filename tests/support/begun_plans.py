@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from feedline.workbench.begin.held_out import by_hash
 from feedline.workbench.begin.init_plan import Choices, HeldOut, InitPlan
 from feedline.workbench.begin.label_choice import choose_label, require_label
 from feedline.workbench.begin.plan_pipeline import guess_choices, plan_pipeline
+from feedline.workbench.begin.trial import by_hash
 from feedline.workbench.profile.table_facts import TableFacts
 
 

@@ -18,8 +18,7 @@ from feedline.errors import FeedlineError
 from feedline.pipeline import Pipeline
 from feedline.spec import load_spec
 from feedline.warehouse.reading.read import read_arrow, read_fragment
-from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import SPLIT_ROWS, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.take import take_snapshot
 
 MEMORY_BYTES = 1 << 30  # address space beyond what the child already has

@@ -6,7 +6,7 @@ from typing import Any
 
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.spec import PipelineSpec, load_spec
-from feedline.workbench.explain.explanation import RankSamples
+from feedline.workbench.explain.explained_costs import RankSamples
 
 
 def spec_with(**keys: Any) -> PipelineSpec:

@@ -18,8 +18,8 @@ from pipelines import Place, eventually, furnished, image, oracle
 from processes import feedline
 
 from feedline import FeedlineDataset, Pipeline
+from feedline.warehouse.cache.cache_folder import FolderSpace
 from feedline.warehouse.cache.flights import try_lock
-from feedline.warehouse.cache.folder_space import FolderSpace
 from feedline.warehouse.cache.maintenance import verify_entries
 
 SIZE = 400_000  # less than the jobs would keep

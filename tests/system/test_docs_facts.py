@@ -25,8 +25,7 @@ from feedline.cli import app
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.wire.facts import FeederFacts, PlanFacts
 from feedline.spec import PipelineSpec
-from feedline.spec.batch_section import BatchSpec
-from feedline.spec.sections import keys_of, section_at
+from feedline.spec.sections import BatchSpec, keys_of, section_at
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "feedline"
@@ -208,8 +207,8 @@ FIGURES = [
     ("docs/fitting.md", r"to ([\d,]+) rows, whose", "fitting.fit_tasks:_MAX_TASK_ROWS"),
     ("docs/optimize.md", r"the last (\d+) jobs", "warehouse.optimize.usage:KEPT"),
     ("docs/optimize.md", r"sample of each column \(([\d,]+) rows", "warehouse.optimize.units:_SAMPLE_ROWS"),
-    ("docs/pipeline.md", r"(\d+) levels and", "spec.document.yaml_document:MAX_DEPTH"),
-    ("docs/pipeline.md", r"levels and ([\d,]+) entries", "spec.document.yaml_document:MAX_ENTRIES"),
+    ("docs/pipeline.md", r"(\d+) levels and", "spec.yaml_document:MAX_DEPTH"),
+    ("docs/pipeline.md", r"levels and ([\d,]+) entries", "spec.yaml_document:MAX_ENTRIES"),
     ("docs/quality.md", r"once ([\d,]+) rows of the epoch", "service.feeder.quality_monitor:ENOUGH_ROWS"),
     ("docs/serving.md", r"the first (\d+) rows", "serving.golden_rows:ROWS_OF_SPLIT"),
     ("docs/serving.md", r"may be (\d+) ulps", "serving.golden_check:ULPS"),

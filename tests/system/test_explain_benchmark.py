@@ -19,7 +19,7 @@ import explain  # noqa: E402
 import explain_attached  # noqa: E402
 from explain_situations import EIGHT, SITUATIONS, set_keys  # noqa: E402
 
-from feedline.loader.limits.advice import Advice  # noqa: E402
+from feedline.loader.limits.machine_advice import Advice  # noqa: E402
 from feedline.loader.limits.run_facts import Interval  # noqa: E402
 
 pytestmark = pytest.mark.nightly

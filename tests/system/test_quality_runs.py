@@ -14,7 +14,7 @@ from processes import ended_here
 from rich.console import Console
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.commands.quality_table import quality_table
+from feedline.commands.run import quality_table
 from feedline.errors import DataError
 
 STEPS = 78

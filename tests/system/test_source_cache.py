@@ -32,8 +32,7 @@ from feedline.planning.plan import Plan
 from feedline.warehouse.cache.cache_folder import CacheRef, open_folder
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import read_arrow, read_fragment
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import ranges
 from feedline.warehouse.storage.locations import locate
@@ -49,7 +48,7 @@ from dataclasses import replace
 from feedline import Table
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.read import read_arrow
-from feedline.warehouse.selection.fragments import plan_fragments
+from feedline.warehouse.selection.select import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 uri, folder = sys.argv[1:]
 ref = CacheRef(folder=folder, size=10**9, free=0, shared=False)

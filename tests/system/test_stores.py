@@ -29,8 +29,7 @@ from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.optimize.usage import load_uses, record_usage
 from feedline.warehouse.parquet import open_file
 from feedline.warehouse.reading.read import read_arrow, read_fragment
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows, select_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage import content_store, locations, ranges, retry

@@ -19,8 +19,7 @@ from warehouse_samples import sample, write
 from feedline.errors import CorruptFileError, TableError
 from feedline.expressions import bind_where
 from feedline.warehouse.dask_frame import FrameReader, to_dask
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows, select_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.table import Table

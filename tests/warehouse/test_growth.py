@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 from feedline.planning import skip_bad_files
-from feedline.warehouse.optimize import units
+from feedline.warehouse.optimize import optimize
+from feedline.warehouse.optimize.optimize import Partition
 from feedline.warehouse.optimize.survey import file_fragment
-from feedline.warehouse.optimize.units import Partition
 from feedline.warehouse.rebase.file_changes import by_file
 from feedline.warehouse.snapshot.column_facts import Facts
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -92,7 +92,7 @@ def test_row_groups_of_a_file_are_found_without_a_pass_over_the_table(files: int
     expected = [GROUPS * last, GROUPS * last + 1, GROUPS * last + 2]
     assert snapshot.row_groups_of(last).tolist() == expected
     assert file_fragment(snapshot, last).row_groups == (0, 1, 2)
-    assert [fragment.row_groups for fragment in units._row_groups(snapshot, partition_of((last,)))] == [
+    assert [fragment.row_groups for fragment in optimize._row_groups(snapshot, partition_of((last,)))] == [
         (0,),
         (1,),
         (2,),
@@ -102,7 +102,7 @@ def test_row_groups_of_a_file_are_found_without_a_pass_over_the_table(files: int
     for call in (
         lambda: snapshot.row_groups_of(last),
         lambda: file_fragment(snapshot, last),
-        lambda: list(units._row_groups(snapshot, partition_of((last,)))),
+        lambda: list(optimize._row_groups(snapshot, partition_of((last,)))),
         lambda: splits.of_file(last),
         lambda: list(by_file(snapshot, expected)),
     ):
@@ -121,10 +121,10 @@ def test_files_that_are_kept_are_not_compared_with_each_other(files: int, monkey
     """`small_partitions: keep`: a unit per file."""
     names = [Name(f"f{number}") for number in range(files) for _ in range(GROUPS)]
     groups = [SimpleNamespace(path=name) for name in names]
-    monkeypatch.setattr(units, "_row_groups", lambda snapshot, partition: iter(groups))
+    monkeypatch.setattr(optimize, "_row_groups", lambda snapshot, partition: iter(groups))
     recipe: Any = SimpleNamespace(cluster_by=(), limits=SimpleNamespace(file_bytes=1000))
     Name.compared = 0
-    found = units.small_units(table_of(1), partition_of((0,)), recipe, None, keep_files=True)  # type: ignore[arg-type]
+    found = optimize.small_units(table_of(1), partition_of((0,)), recipe, None, keep_files=True)  # type: ignore[arg-type]
     assert Name.compared <= 2 * GROUPS * files
     assert [[fragment.path for fragment in unit.fragments] for unit in found or ()] == [
         [f"f{number}"] * GROUPS for number in range(files)

@@ -20,8 +20,7 @@ from warehouse_samples import sample, write
 from feedline import Table
 from feedline.errors import CorruptFileError, ExpressionError, TableChangedError, TableError, TableNotFoundError
 from feedline.warehouse.reading.read import read_fragment
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import Location
 

@@ -17,11 +17,12 @@ import polars as pl
 
 from feedline.blocks.block_encoder import BlockEncoder, StageClock
 from feedline.blocks.cache.auto_choice import AutoChoice, AutoFilling
-from feedline.blocks.cache.cached_columns import arrow_array, arrow_bytes
-from feedline.blocks.cache.cached_counts import quality_of
 from feedline.blocks.cache.cached_features import (
     CachedFeatures,
+    arrow_array,
+    arrow_bytes,
     part_of_features,
+    quality_of,
     rows_of_features,
     runs_column,
     runs_of_column,
@@ -31,10 +32,10 @@ from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
 from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
 from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
-from feedline.blocks.ordering.row_order import chunk_order
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
 from feedline.blocks.row_counts import RowCounts
+from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts

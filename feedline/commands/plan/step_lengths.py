@@ -25,9 +25,9 @@ from feedline.planning.plan import bucket_facts
 from feedline.planning.rows.step_rows import StepRows
 from feedline.planning.schedule import Piece
 from feedline.planning.source_plan import SourcePlan
-from feedline.spec.batch_section import BatchSpec
+from feedline.spec.sections import BatchSpec
 from feedline.warehouse.reading.read import read_fragment
-from feedline.warehouse.selection.length_counts import list_lengths
+from feedline.warehouse.selection.row_measures import list_lengths
 
 Int64s = NDArray[np.int64]
 

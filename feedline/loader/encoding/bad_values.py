@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import SlotColumn
-from feedline.spec.expectations import Expectation
+from feedline.spec.features import Expectation
 
 Bools = NDArray[np.bool_]
 

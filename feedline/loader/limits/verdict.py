@@ -9,9 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from feedline.loader.limits.advice import Advice, counted, sorted_advice
 from feedline.loader.limits.linear_bound import WAITS, Resource, ResourceLimits, is_crowded, limits_of, ties
-from feedline.loader.limits.machine_advice import machine_advice
+from feedline.loader.limits.machine_advice import Advice, counted, machine_advice, sorted_advice
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, interval_of, sum_samples
 
 TIE = 0.1  # bounds this close are not told apart by a measurement of seconds

@@ -6,8 +6,7 @@ Runs in: the trainer. Pure.
 from __future__ import annotations
 
 from feedline.errors import SpecError
-from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.encoding.sparse_features import SparseFeatures
+from feedline.loader.encoding.layout import BatchSchema, SparseFeatures
 
 _INT32_IDS = 2**31
 

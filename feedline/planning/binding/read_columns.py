@@ -18,7 +18,7 @@ from feedline.spec import PipelineSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
-from feedline.warehouse.selection.missing_columns import first_absence
+from feedline.warehouse.selection.null_counts import first_absence
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import join, redact
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from feedline.errors import ExpressionError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.spec import PipelineSpec
-from feedline.spec.document.positions import Path
 from feedline.spec.source_section import SourceSpec
+from feedline.spec.yaml_document import Path
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, source_names

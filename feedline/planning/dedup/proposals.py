@@ -31,8 +31,8 @@ from feedline.planning.dedup.group_measure import (
     sample_facts,
 )
 from feedline.planning.source_plan import SourcePlan
+from feedline.spec.column_ranges import join_names
 from feedline.spec.dedup_section import DedupSpec
-from feedline.spec.document.column_ranges import join_names
 from feedline.transforms.compile.dedup_groups import PLAIN_GROUPS, assign_groups
 from feedline.warehouse.parquet.dedup_columns import is_group_name
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT

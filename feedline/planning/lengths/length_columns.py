@@ -12,12 +12,12 @@ import numpy as np
 from feedline.blocks.request import RowOrder
 from feedline.expressions import BoundExpression
 from feedline.spec import PipelineSpec
-from feedline.spec.batch_section import BatchSpec
-from feedline.spec.document.positions import Path
+from feedline.spec.sections import BatchSpec
+from feedline.spec.yaml_document import Path
 from feedline.warehouse.parquet.schemas import is_list
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.sample import BoundSample
-from feedline.warehouse.selection.length_counts import LengthCounts, count_lengths
+from feedline.warehouse.selection.row_measures import LengthCounts, count_lengths
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label

@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.ordering.row_order import group_draws, order_values, ordered_rows
 from feedline.blocks.permutation import permuted_rows
 from feedline.blocks.request import RowOrder
+from feedline.blocks.row_order import group_draws, order_values, ordered_rows
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.planning.schedule import Block, Piece, rank_lanes
 from feedline.planning.source_plan import SourcePlan, left_out

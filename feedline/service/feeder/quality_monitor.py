@@ -16,8 +16,7 @@ from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import COUNTS, Quality, measures, merge
 from feedline.loader.ring.reports import EpochCounts
 from feedline.planning.schedule import Block
-from feedline.spec.expectations import OnExpect, broken_bounds, complaint
-from feedline.spec.features import FeatureSpec
+from feedline.spec.features import FeatureSpec, OnExpect, broken_bounds, complaint
 
 ENOUGH_ROWS = 1_000_000
 _PACKING_SHARE = 0.01

@@ -23,9 +23,8 @@ from feedline.errors import DataError
 from feedline.expressions.extraction import project
 from feedline.spec.features import AnyGroup, FeatureSpec
 from feedline.transforms.compile.chains import Compiler, chain_text
-from feedline.transforms.compile.fit_requests import Provenance
-from feedline.transforms.compile.fused_pass import FusedPass
-from feedline.transforms.compile.shared import Levels, shared_keys
+from feedline.transforms.compile.fit_requests import Levels, Provenance, shared_keys
+from feedline.transforms.compile.step_passes import FusedPass
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
 from feedline.transforms.values.arrays import Column, Columns, Values, as_arrays, as_series

@@ -19,8 +19,8 @@ import polars as pl
 
 from feedline.errors import DataError
 from feedline.expressions.types import BINARY, INTEGER, STRING
-from feedline.transforms.kernels.hash_table import LARGEST, bytes_of_integers, bytes_of_strings
 from feedline.transforms.learning.learner import Artifact, Parts
+from feedline.transforms.values.key_index import LARGEST, bytes_of_integers, bytes_of_strings
 
 LAYOUT = 1
 _TYPES: dict[str, pl.DataType] = {INTEGER: pl.Int64(), STRING: pl.String(), BINARY: pl.Binary()}

@@ -16,11 +16,11 @@ from pydantic import Field
 from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, STRING, type_name
 from feedline.hashing import Words, bucket_crosses, cross_terms, digest
-from feedline.transforms.kernels.matching import members
 from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Input, Parameters, example_of_several, op, same_ids
 from feedline.transforms.values.arrays import BLOCK_VALUES
 from feedline.transforms.values.kinds import Value
+from feedline.transforms.values.matching import members
 from feedline.transforms.values.ragged import (
     Mask,
     Ragged,

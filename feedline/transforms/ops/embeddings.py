@@ -18,10 +18,10 @@ from pydantic import Field
 from feedline.errors import DataError, SpecError
 from feedline.expressions.types import INTEGER, STRING
 from feedline.spec.sections import Bytes
-from feedline.transforms.kernels.key_index import key_index
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.transforms.registry.op import Parameters, example, op
 from feedline.transforms.values.arrays import map_series
+from feedline.transforms.values.key_index import key_index
 from feedline.transforms.values.kinds import Value, element_type
 from feedline.transforms.values.lookup_counts import hold_lookup
 from feedline.transforms.values.ragged import Ragged, over_flat, vectors_of

@@ -23,10 +23,10 @@ from feedline.expressions import BoundExpression, bind_expression, parse
 from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, type_name
 from feedline.hashing import bucket_crosses, cross_terms
-from feedline.transforms.kernels.bucketing import Borders
 from feedline.transforms.ops.dense import Number, as_float, widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op
 from feedline.transforms.values.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, map_series
+from feedline.transforms.values.bucketing import Borders
 from feedline.transforms.values.kinds import ANYTHING, Value
 from feedline.transforms.values.ragged import Ragged, lists_of, slice_elements, widen_list
 

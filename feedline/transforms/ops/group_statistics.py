@@ -19,10 +19,12 @@ from feedline.errors import SpecError
 from feedline.transforms.learning.exact_sums import products
 from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers
 from feedline.transforms.learning.learner import Artifact, Learning, Parts
-from feedline.transforms.ops.group_keys import KEY, GroupKeys, KeyedRows
 from feedline.transforms.ops.group_table import (
+    KEY,
     MAX_MEMORY,
     GroupColumns,
+    GroupKeys,
+    KeyedRows,
     MaxMemory,
     check_artifact,
     check_parts,

@@ -16,11 +16,11 @@ from pydantic import Field, model_validator
 from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, INTEGER_RANGES, STRING
 from feedline.hashing import bucket_integers, digest, sigrid
-from feedline.transforms.kernels.matching import first_of_each
 from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op, same_ids
 from feedline.transforms.values.arrays import BLOCK_VALUES, Values
 from feedline.transforms.values.kinds import ANYTHING, Value
+from feedline.transforms.values.matching import first_of_each
 from feedline.transforms.values.ragged import Mask, Ragged, filter_elements, slice_elements, widen_list
 
 

@@ -17,11 +17,11 @@ from pydantic import Field
 from feedline.errors import SpecError
 from feedline.expressions.types import BOOLEAN, INTEGER, NUMBERS, STRING, instance, kind
 from feedline.spec.sections import Bytes
-from feedline.transforms.kernels.key_index import KeyIndex, key_index
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.transforms.ops.dense import FillNull, Number, fill_null
 from feedline.transforms.registry.op import Input, Parameters, example, op
 from feedline.transforms.values.arrays import map_series
+from feedline.transforms.values.key_index import KeyIndex, key_index
 from feedline.transforms.values.kinds import Value, element_type
 from feedline.transforms.values.lookup_counts import hold_lookup
 from feedline.transforms.values.ragged import over_flat, over_keys

@@ -16,11 +16,11 @@ from pydantic import Field
 
 from feedline.errors import DataError, SpecError
 from feedline.expressions.types import INTEGER, NUMBERS, language_type
-from feedline.transforms.kernels.matching import Numbers, reduce_scores, row_blocks, shared_counts
 from feedline.transforms.ops.crosses import same_type
 from feedline.transforms.registry.op import Input, Parameters, example_of_several, op
 from feedline.transforms.values.arrays import NUMPY_TYPES, Values
 from feedline.transforms.values.kinds import WEIGHTS, Value, element_type
+from feedline.transforms.values.matching import Numbers, reduce_scores, row_blocks, shared_counts
 from feedline.transforms.values.ragged import Mask, Ragged, align_weights, either, over_columns, widen_list
 
 _VECTORS = 2048  # vectors compared at a time

@@ -22,10 +22,12 @@ from feedline.hashing import hashable, key_hash
 from feedline.transforms.learning.exact_sums import Bins, normal, total
 from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, state_total
 from feedline.transforms.learning.learner import SEEN, WARNING, Artifact, Learning, Parts
-from feedline.transforms.ops.group_keys import KEY, GroupKeys, KeyedRows
 from feedline.transforms.ops.group_table import (
+    KEY,
     MAX_MEMORY,
     GroupColumns,
+    GroupKeys,
+    KeyedRows,
     MaxMemory,
     by_choice,
     check_artifact,

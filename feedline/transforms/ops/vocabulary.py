@@ -16,12 +16,12 @@ from pydantic import Field
 from feedline.expressions.types import BINARY, INTEGER, STRING
 from feedline.hashing import bucket_integers, digest
 from feedline.spec.sections import Bytes
-from feedline.transforms.kernels.hash_table import CuckooTable, DirectTable, StringTable, integer_table
 from feedline.transforms.learning.learner import Artifact, Learning
 from feedline.transforms.learning.value_counts import ValueCounts
 from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op
 from feedline.transforms.values.arrays import Values
+from feedline.transforms.values.key_index import CuckooTable, DirectTable, StringTable, integer_table
 from feedline.transforms.values.kinds import Value
 
 NULL_ID = 1

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feedline.errors import SpecError
 from feedline.expressions.types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, STRUCT
-from feedline.spec.document.positions import Path
 from feedline.spec.features import OpCall
+from feedline.spec.yaml_document import Path
 from feedline.transforms.learning.learner import Artifact, Learner, Learning, Reading
 from feedline.transforms.values.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
 from feedline.transforms.values.lookup_counts import hold_lookup

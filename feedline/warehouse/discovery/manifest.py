@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing, common_root, listing_of, parent
-from feedline.warehouse.discovery.links import links_among, refuse_same_files
+from feedline.warehouse.discovery.partitions import links_among, refuse_same_files
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import (
     Location,

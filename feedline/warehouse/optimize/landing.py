@@ -28,10 +28,10 @@ from feedline.warehouse.discovery.partitions import is_partition
 from feedline.warehouse.parquet.footer import key_value_metadata
 from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX
 from feedline.warehouse.storage.claim import Claim
-from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import absolute, join, list_tree, locate, redact, split_options
 from feedline.warehouse.storage.retry import is_local, with_retries
+from feedline.warehouse.storage.whole_file import exchange
 
 HIDDEN = "_feedline"
 _CLAIM = "optimize"

@@ -16,29 +16,271 @@ the fingerprint.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores, available_memory_bytes
+from feedline.warehouse.discovery.partitions import keys_of_path
+from feedline.warehouse.optimize.clustering import Gatherer, key_hashes, row_order
 from feedline.warehouse.optimize.footprint import Footprint, footprint
-from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap, room_for, target_at
+from feedline.warehouse.optimize.landing import (
+    Target,
+    TargetFile,
+    is_complete,
+    partition_folder,
+    refuse_overlap,
+    room_for,
+    target_at,
+)
 from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for
 from feedline.warehouse.optimize.repeated_columns import DedupGroups, GroupSaving, group_savings
-from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_units
-from feedline.warehouse.optimize.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
+from feedline.warehouse.optimize.rewrite import (
+    PartitionTask,
+    Recipe,
+    ScatterTask,
+    Unit,
+    rewrite_units,
+    scatter,
+    target_rows,
+)
 from feedline.warehouse.parquet.dedup_columns import dedup_table
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
+from feedline.warehouse.storage.file_identity import tags_of
 from feedline.warehouse.storage.parallel import Map, in_threads
+
+# --------------------------------------------------------------------------------------------------------------------
+# Divide the work of `optimize` into partitions, units and buckets, sized by a sample of rows. Runs where `optimize`
+# is planned. A partition is one task if its rows, decoded, fit a unit (and, without clustering, if they make few
+# files); otherwise its units are tasks of their own, after a scattering pass if it is clustered.
+
+_SAMPLE_ROWS = 65_536  # rows on which encodings are measured, or a row group's if that is less
+_SAMPLE_READ_ROWS = 262_144  # rows read for the sample: it has whole keys, which may be spread over a file
+_SAMPLE_BYTES = 128 << 20
+_BUCKETS_PER_UNIT, _MAX_BUCKETS = 4, 4096  # several per unit, so that units come out even
+_FILES_PER_TASK = 2  # an unclustered partition of more files is divided into several tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """A Hive partition of the source: its folder, files (indices in the snapshot), rows and bytes.
+
+    `sources`: the fingerprint of its files (path, bytes, time, footer). `alone`: no other partition lies in its folder.
+    `slug`: the name of its scratch folders.
+    """
+
+    folder: str
+    files: tuple[int, ...]
+    rows: int
+    bytes: int
+    sources: str
+    alone: bool
+
+    @property
+    def slug(self) -> str:
+        return hashlib.sha256(self.folder.encode()).hexdigest()[:16]
+
+    def task(self, recipe: Recipe, *units: Unit) -> PartitionTask:
+        return PartitionTask(
+            recipe=recipe,
+            slug=self.slug,
+            sources=self.sources,
+            units=units,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The decoded bytes that a unit may have; decoded bytes per row and per stored byte, from the sample."""
+
+    unit_bytes: int
+    row_bytes: float
+    decoded_per_stored: float
+
+    def decoded_bytes(self, rows: int, stored_bytes: int) -> float:
+        """Estimate the bytes of these rows in memory: the larger of two estimates."""
+        return max(rows * self.row_bytes, stored_bytes * self.decoded_per_stored)
+
+
+def partitions_of(snapshot: Snapshot) -> list[Partition]:
+    """Return the table's partitions, in the table's order."""
+    files_of: dict[str, list[int]] = {}
+    for file, path in enumerate(snapshot.files["path"].to_pylist()):
+        files_of.setdefault(_folder(snapshot, path), []).append(file)
+    facts = {
+        name: snapshot.files[name].to_pylist() for name in ("path", "bytes", "mtime_ns", "footer_digest", "rows")
+    }  # fmt: skip
+    tags = tags_of(snapshot.files)
+    parents = {
+        "/".join(keys[:count]) for keys in (folder.split("/") for folder in files_of) for count in range(len(keys))
+    }
+    found = []
+    for folder, files in files_of.items():
+        names = ("path", "bytes", "mtime_ns")
+        identity = [
+            [*(facts[name][file] for name in names), facts["footer_digest"][file].hex(), *filter(None, [tags[file]])]
+            for file in files
+        ]
+        found.append(
+            Partition(
+                folder=folder,
+                files=tuple(files),
+                rows=sum(facts["rows"][file] for file in files),
+                bytes=sum(facts["bytes"][file] for file in files),
+                sources=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
+                alone=folder not in parents,
+            )
+        )
+    return found
+
+
+def _folder(snapshot: Snapshot, path: str) -> str:
+    """The partition of a file, as the target's folders spell it.
+
+    Where a log types the keys, `key=value` folders of other columns (which Iceberg's files hold) are no keys: there the
+    target's folders are called otherwise.
+    """
+    folder = partition_folder(path)
+    if not snapshot.logged or not folder:
+        return folder
+    keys = snapshot.partition_columns
+    spelled = [(segment, next(iter(keys_of_path(f"{segment}/"))) in keys) for segment in folder.split("/")]
+    return "/".join(part if is_key else part.replace("=", "-").lstrip("_.") for part, is_key in spelled)
+
+
+def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tuple[pa.Table, float]:
+    """Rows of a partition as the target will hold them, in its order, and decoded bytes per row.
+
+    Clustered rows are those of a range of key hashes, so that keys are whole as far as they lie in the rows read.
+    """
+    sample_size = min(_SAMPLE_ROWS, recipe.limits.row_group_rows)
+    groups = list(_row_groups(snapshot, partition))
+    groups = groups[len(groups) // 2 :] + groups[: len(groups) // 2]
+    read, total = 0, min(partition.rows, _SAMPLE_READ_ROWS if recipe.cluster_by else sample_size)
+    kept: list[pa.Table] = []
+    row_bytes = 0.0
+    for fragment in groups:
+        if read >= total:
+            break
+        for table in target_rows(recipe, [fragment]):
+            read += table.num_rows
+            if not row_bytes and table.num_rows:
+                row_bytes = table.nbytes / table.num_rows
+                sample_size = max(1, min(sample_size, int(_SAMPLE_BYTES / max(row_bytes, 1))))
+            kept.append(_of_low_hash(table, recipe.cluster_by, min(1.0, sample_size / total)))
+    tables = [pa.concat_tables([recipe.target.empty_table(), *kept])]
+    if recipe.cluster_by:
+        order = row_order(tables[0], recipe.cluster_by, recipe.sort_by)[:sample_size]
+        return Gatherer(tables).take(order), row_bytes
+    return tables[0].slice(0, sample_size), row_bytes
+
+
+def small_units(
+    snapshot: Snapshot, partition: Partition, recipe: Recipe, sizes: Sizes, *, keep_files: bool
+) -> list[Unit] | None:
+    """Return the units of a partition that is one task; None if it is too large for that."""
+    if not partition.rows:
+        return [Unit(number=0, units=1)]
+    if recipe.cluster_by and sizes.decoded_bytes(partition.rows, partition.bytes) > sizes.unit_bytes:
+        return None
+    if not recipe.cluster_by and partition.bytes > _FILES_PER_TASK * recipe.limits.file_bytes:
+        return None
+    groups = list(_row_groups(snapshot, partition))
+    if not keep_files or not groups:
+        return [Unit(number=0, units=1, fragments=tuple(groups))]
+    files = [tuple(of_file) for _, of_file in itertools.groupby(groups, key=lambda group: group.path)]
+    return [Unit(number=number, units=len(files), fragments=of_file) for number, of_file in enumerate(files)]
+
+
+def write_large(
+    snapshot: Snapshot, target: Target, partition: Partition, recipe: Recipe, sizes: Sizes, map: Map
+) -> None:
+    """Write and land a partition whose units are separate tasks."""
+    groups = list(_row_groups(snapshot, partition))
+    if recipe.cluster_by:
+        units = _scatter_units(partition, groups, recipe, sizes, map)
+    else:
+        runs = list(_runs(groups, partition, lambda rows, stored: stored, recipe.limits.file_bytes))
+        units = [Unit(number=index, units=len(runs), fragments=run) for index, run in enumerate(runs)]
+    tasks = [partition.task(recipe, unit) for unit in units]
+    names = [file.name for written in map(rewrite_units, tasks) for file in written]
+    target.land(partition.folder, partition.slug, names, alone=partition.alone)
+    target.remove(target.spill(partition.slug))
+
+
+def join_buckets(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, int]]:
+    """Group neighbouring buckets into ranges [first, stop) that fit a unit."""
+    ranges: list[tuple[int, int]] = []
+    first, total = 0, 0
+    for bucket, size in enumerate(sizes):
+        if total and total + size > unit_bytes:
+            ranges.append((first, bucket))
+            first, total = bucket, 0
+        total += size
+    return [*ranges, (first, len(sizes))]
+
+
+def _scatter_units(
+    partition: Partition, groups: Sequence[Fragment], recipe: Recipe, sizes: Sizes, map: Map
+) -> list[Unit]:
+    decoded_bytes = sizes.decoded_bytes(partition.rows, partition.bytes)
+    buckets = min(_MAX_BUCKETS, math.ceil(_BUCKETS_PER_UNIT * decoded_bytes / sizes.unit_bytes))
+    runs = _runs(groups, partition, sizes.decoded_bytes, sizes.unit_bytes)
+    tasks = [
+        ScatterTask(recipe=recipe, fragments=run, buckets=buckets, slug=partition.slug, number=number)
+        for number, run in enumerate(runs)
+    ]
+    spills, sizes_of = zip(*map(scatter, tasks), strict=True)
+    totals = np.array(sizes_of, np.int64).sum(axis=0)
+    ranges = join_buckets(totals.tolist(), sizes.unit_bytes)
+    return [
+        Unit(number=number, units=len(ranges), spills=spills, first=first, stop=stop)
+        for number, (first, stop) in enumerate(ranges)
+    ]
+
+
+def _runs(
+    groups: Sequence[Fragment], partition: Partition, size: Callable[[int, int], float], limit: float
+) -> Iterator[tuple[Fragment, ...]]:
+    """Yield runs of row groups whose sizes stay below the limit, assuming even shares of the partition."""
+    share = size(partition.rows, partition.bytes) / max(len(groups), 1)
+    count = max(1, int(limit / max(share, 1e-9)))
+    for start in range(0, len(groups), count):
+        yield tuple(groups[start : start + count])
+
+
+def _row_groups(snapshot: Snapshot, partition: Partition) -> Iterator[Fragment]:
+    rows = snapshot.rows_per_row_group
+    for file in partition.files:
+        for group in snapshot.row_groups_of(file).tolist():
+            if rows[group]:
+                yield fragment_at(snapshot, file, np.array([group]), np.array([UNCOUNTED]))
+
+
+def _of_low_hash(table: pa.Table, keys: Sequence[str], share: float) -> pa.Table:
+    if not keys or share >= 1:
+        return table
+    kept = key_hashes(table, keys) < np.uint64(share * 2**64)
+    return table.filter(pa.array(kept)) if kept.any() else table.slice(0, int(share * table.num_rows))
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 _UNIT_BYTES = 2 << 30  # at most, so that the offsets of a unit's lists fit 32 bits
 _LEAST_UNIT_BYTES = 64 << 20  # partitions are not divided further just to use more cores

@@ -21,10 +21,9 @@ import pyarrow as pa
 from feedline.errors import DataError
 from feedline.expressions.column_parts import flattened_name
 from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order
-from feedline.warehouse.optimize.flattening import Key, flatten
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.repeated_columns import DedupGroups
-from feedline.warehouse.optimize.survey import fragment_of_group, null_paths, required_paths
+from feedline.warehouse.optimize.survey import Key, flatten, fragment_of_group, null_paths, required_paths
 from feedline.warehouse.parquet.writer import PART_SUFFIX, Encoding, Limits, TableWriter, WrittenFile, upload
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import read_arrow

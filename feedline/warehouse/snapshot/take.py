@@ -10,9 +10,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -20,22 +24,236 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from feedline.errors import CorruptFileError, TableError, TableNotFoundError
+from feedline.errors import CorruptFileError, StoreError, TableError, TableNotFoundError
+from feedline.progress import report_progress
+from feedline.version import VERSION
 from feedline.warehouse.discovery.hive import Listing, discover
 from feedline.warehouse.discovery.partitions import refine
 from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules, storage_schema
-from feedline.warehouse.snapshot.assembly import Assembly, SnapshotPart, assemble, carry_over, in_order, unchanged_files
-from feedline.warehouse.snapshot.column_facts import contiguous
-from feedline.warehouse.snapshot.footer_waves import FooterWaves
-from feedline.warehouse.snapshot.held_keys import HeldKey, held_keys, order_by_keys, with_path_values
-from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
-from feedline.warehouse.snapshot.packed_facts import part_without_files
+from feedline.warehouse.snapshot.column_facts import HeldKey, contiguous, held_keys, order_by_keys, with_path_values
+from feedline.warehouse.snapshot.footer_tasks import FOOTERS, FooterResult, read_footers
+from feedline.warehouse.snapshot.packed_facts import (
+    Assembly,
+    FactBlock,
+    SnapshotPart,
+    assemble,
+    carry_over,
+    group_by_schema,
+    in_order,
+    join_fact_columns,
+    part_of_schema,
+    part_without_files,
+    unchanged_files,
+)
 from feedline.warehouse.snapshot.snapshot import Snapshot, identity
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.file_identity import mark_unknown, unsettled_ns
-from feedline.warehouse.storage.locations import join, redact
+from feedline.warehouse.storage.content_store import KeptWaves
+from feedline.warehouse.storage.file_identity import is_settled, mark_unknown, tags_of, unsettled_ns
+from feedline.warehouse.storage.locations import absolute, join, locate, redact
 from feedline.warehouse.storage.parallel import Map
+from feedline.warehouse.storage.retry import is_local
+
+# --------------------------------------------------------------------------------------------------------------------
+# Read the footers of a large table in waves, and keep those of finished waves so that an interrupted snapshot
+# resumes. Runs where a snapshot is taken. A table of more than one wave keeps what each wave read in
+# `work_dir/footers`, under a name that covers the wave's files with their sizes, times and etags, until the snapshot
+# is saved. A wave with a file that may have been replaced while it was read (no time or etag, or younger than the
+# clock's grain) is not kept.
+
+_VERSION = 2  # of what a wave keeps
+_WAVE_FILES = 16_384  # 40 s of one core: an interruption loses little
+_PARTS = 3  # tables of a block
+_FOLDER = "footers"
+
+
+class FooterWaves:
+    """The footers of some files of a listing. indices: of the files; now_ns: when the listing was made."""
+
+    def __init__(
+        self, listing: Listing, indices: npt.NDArray[np.int64], *, work_dir: str | None, now_ns: int, map: Map | None
+    ) -> None:
+        self._listing = listing
+        self._indices = indices
+        self._work_dir = work_dir
+        self._now_ns = now_ns
+        self._map = map
+        self._kept = KeptWaves(work_dir)
+        self._done = 0  # files
+
+    def read(self) -> Iterator[FooterResult]:
+        """The footers, from kept waves where there are any. Raises as `read_footers`."""
+        for start in range(0, len(self._indices), _WAVE_FILES):
+            part = self._indices[start : start + _WAVE_FILES]
+            yield from self._wave(part) if len(self._indices) > _WAVE_FILES else self._read(part)
+
+    def forget(self) -> None:
+        """Remove the kept waves, as the snapshot is saved, and those of other snapshots that are a week old."""
+        if len(self._indices) > _WAVE_FILES:
+            self._kept.forget(_FOLDER)
+
+    def _wave(self, indices: npt.NDArray[np.int64]) -> list[FooterResult]:
+        files = self._listing.files.take(pa.array(indices)).combine_chunks()
+        if self._work_dir is None or not _is_settled(files, self._now_ns):
+            return list(self._read(indices))
+        name = _name(self._listing, indices, files)
+        tables = self._kept.load(name)
+        if tables is not None:
+            result = _result(tables)
+            self._report(result.files)
+        else:
+            results = list(self._read(indices))
+            result = FooterResult(
+                blocks=tuple(block for each in results for block in each.blocks),
+                corrupt=tuple(found for each in results for found in each.corrupt),
+            )
+            self._kept.save(name, _tables(result), compression=None)
+        return [result]
+
+    def _read(self, indices: npt.NDArray[np.int64]) -> Iterator[FooterResult]:
+        files = self._listing.files.select(["path", "bytes"]).take(pa.array(indices))
+        values = zip(indices.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True)
+        self._report(0)
+        for result in read_footers(self._listing.uri, list(values), self._map, stored_names=self._listing.stored_names):
+            self._report(result.files)
+            yield result
+
+    def _report(self, files: int) -> None:
+        self._done += files
+        report_progress(FOOTERS, self._done, len(self._indices), "files")
+
+
+def _is_settled(files: pa.Table, now_ns: int) -> bool:
+    """Whether the listing identifies the content of each file: by its etag, or by a time that is old enough."""
+    return bool(((tags_of(files) != "") | is_settled(files["mtime_ns"].to_numpy(), now_ns)).all())
+
+
+def _name(listing: Listing, indices: npt.NDArray[np.int64], files: pa.Table) -> str:
+    identity = files.select([name for name in ("path", "bytes", "mtime_ns", "etag") if name in files.schema.names])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, identity.schema) as writer:
+        writer.write_table(identity)
+    digest = hashlib.sha256(f"{_VERSION} {VERSION} {pa.__version__} {listing.uri} ".encode())
+    if listing.stored_names is not None:
+        digest.update(listing.stored_names.text.encode())
+    digest.update(indices.tobytes())
+    digest.update(memoryview(sink.getvalue()))
+    return f"{_FOLDER}/{digest.hexdigest()}.arrow"
+
+
+def _tables(result: FooterResult) -> Iterator[pa.Table]:
+    corrupt = {"file": [index for index, _ in result.corrupt], "message": [text for _, text in result.corrupt]}
+    yield pa.table(corrupt, pa.schema({"file": pa.int64(), "message": pa.string()}))
+    for block in result.blocks:
+        yield block.files
+        yield block.row_groups
+        columns = pa.array([column.to_pybytes() for column in block.columns], pa.large_binary())
+        yield pa.table({"column": columns}).replace_schema_metadata({"schema": block.schema.serialize().to_pybytes()})
+
+
+def _result(tables: Sequence[pa.Table]) -> FooterResult:
+    """The facts of a wave, as `_tables` keeps them."""
+    corrupt, *parts = tables
+    blocks = []
+    for first in range(0, len(parts), _PARTS):
+        files, row_groups, columns = parts[first : first + _PARTS]
+        schema = pa.ipc.read_schema(pa.py_buffer(columns.schema.metadata[b"schema"]))
+        packed = tuple(value.as_buffer() for value in columns["column"])
+        blocks.append(FactBlock(schema=schema, files=files, row_groups=row_groups, columns=packed))
+    found = zip(corrupt["file"].to_pylist(), corrupt["message"].to_pylist(), strict=True)
+    return FooterResult(blocks=tuple(blocks), corrupt=tuple(found))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Keep the facts of a large table within a memory budget while its snapshot is taken. Runs where a snapshot is taken.
+# Blocks are held in memory up to a budget; beyond it they are merged column by column and written to an unlinked
+# file, from which columns are read on demand, and which disappears with the last snapshot that reads it.
+
+HELD_BYTES = 128 << 20  # nine million chunks: few tables have more. Written together, so that reads are long
+
+
+class Overflow:
+    """Blocks of a table: up to `held_bytes` in memory, the rest in a file below `folder`."""
+
+    def __init__(self, folder: str, *, held_bytes: int | None = None) -> None:
+        self._folder = folder
+        self._limit = HELD_BYTES if held_bytes is None else held_bytes
+        self._blocks: list[FactBlock] = []
+        self._held_bytes = 0
+        self._moved_parts: list[SnapshotPart] = []
+        self._file: _UnlinkedFile | None = None
+
+    def add(self, blocks: Iterable[FactBlock]) -> None:
+        """Add blocks. Raises StoreError if the disk has no room for those that do not fit in memory."""
+        for block in blocks:
+            self._blocks.append(block)
+            self._held_bytes += block.nbytes
+            if self._held_bytes > self._limit:
+                self._write()
+
+    def parts(self) -> list[SnapshotPart]:
+        return [*self._moved_parts, *(block.part() for block in self._blocks)]
+
+    def _write(self) -> None:
+        self._file = self._file or _UnlinkedFile(self._folder)
+        self._moved_parts += [_move(blocks, self._file) for blocks in group_by_schema(self._blocks)]
+        self._blocks, self._held_bytes = [], 0
+
+
+def overflow_folder(work_dir: str | None) -> str:
+    """The folder for a snapshot's overflow: `work_dir` if it is a local folder, else that for temporary files."""
+    location = None if work_dir is None else locate(absolute(work_dir))
+    return tempfile.gettempdir() if location is None or not is_local(location.filesystem) else location.path
+
+
+def _move(blocks: Sequence[FactBlock], file: _UnlinkedFile) -> SnapshotPart:
+    """Append the columns of blocks of one schema to the file; returns them as one part."""
+    ends = np.array([file.size, *(file.append(column) for column in join_fact_columns(blocks))])
+    return part_of_schema(
+        blocks[0].schema,
+        pa.concat_tables([block.files for block in blocks]).combine_chunks(),
+        pa.concat_tables([block.row_groups for block in blocks]).combine_chunks(),
+        lambda column: file.read(int(ends[column]), int(ends[column + 1])),
+    )
+
+
+class _UnlinkedFile:
+    """A file without a name, closed when nothing refers to it."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self.size = 0
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 -- open for as long as this object
+        except OSError as error:
+            raise self._full(error) from error
+        self._descriptor = file.fileno()
+        weakref.finalize(self, file.close)
+
+    def append(self, content: pa.Buffer) -> int:
+        """Write at the end; returns the file's new size."""
+        rest = memoryview(content)
+        try:
+            while rest:
+                count = os.pwrite(self._descriptor, rest, self.size)
+                self.size, rest = self.size + count, rest[count:]
+        except OSError as error:
+            raise self._full(error) from error
+        return self.size
+
+    def read(self, start: int, stop: int) -> pa.Buffer:
+        return pa.py_buffer(os.pread(self._descriptor, stop - start, start))
+
+    def _full(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"the statistics of the table's footers do not fit in memory and cannot be written to {self._folder}: "
+            f"got {error}, expected room for more than {self.size:,} bytes. Make room, or name another folder for "
+            "work_dir (TMPDIR where that is no local folder)"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -26,17 +30,177 @@ from feedline.errors import SpecError, TableError
 from feedline.pipeline import Pipeline
 from feedline.resources.scratch import scratch_folder
 from feedline.warehouse.storage.locations import redact
+from feedline.workbench.begin.figures import number
 from feedline.workbench.begin.init_plan import Choices, InitPlan
-from feedline.workbench.begin.label_choice import require_label
+from feedline.workbench.begin.label_choice import MOST_CLASSES, guess_label, require_label
 from feedline.workbench.begin.pipeline_text import decisions_of, pipeline_text
-from feedline.workbench.begin.plan_pipeline import guess_choices
-from feedline.workbench.begin.questions import ask_choices, is_interactive
-from feedline.workbench.begin.quoting import comment
-from feedline.workbench.begin.train_script import train_script
+from feedline.workbench.begin.plan_pipeline import WORTHWHILE, guess_choices
+from feedline.workbench.begin.quoting import comment, string_literal
 from feedline.workbench.begin.trial import TrialFolder, try_plan
 from feedline.workbench.profile.profile_table import table_facts_of
-from feedline.workbench.profile.table_facts import TableFacts
+from feedline.workbench.profile.table_facts import ColumnProfile, TableFacts
 from feedline.workbench.profile.table_sample import ProfileOptions, TableSample, sample_table, unlike_files
+
+# --------------------------------------------------------------------------------------------------------------------
+# Ask a person for the label, the time and the session, with the best guess as the answer of an empty line.
+
+with suppress(ImportError):  # a Python without it asks, too
+    import readline  # noqa: F401 -- `input` edits its line with it, and ends at Ctrl-C even where `read` is begun again
+
+_SHOWN = 8
+_NAME_WIDTH = 40  # of names in the list of columns, which are aligned up to it
+NONE, LIST = "-", "?"  # the answers for "none", and for the list of columns
+
+Read = Callable[[str], str]
+
+
+def is_interactive() -> bool:
+    """Whether there is a person to ask."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ask_choices(facts: TableFacts, choices: Choices, console: Console, read: Read = input) -> Choices:
+    """The choices, those that are open answered by a person. Raises SpecError where the input ends."""
+    columns = {column.name: _kind(column) for column in facts.columns}
+    label, time, session = choices.label, choices.time, choices.session
+    if label is None:
+        options = [(each.column, each.reason) for each in facts.labels]
+        options += [(each.name, _kind(each)) for each in facts.columns if _may_be_classes(each)]
+        default = guess_label(facts)
+        label = _ask("Which column shall the model predict?", options, columns, default, console, read, optional=False)
+    if time is None and facts.times:
+        options = [(each.column, each.reason) for each in facts.times if each.column != label]
+        if options:
+            question = f"Which column is the time of a row? Its last rows are held out ({NONE}: none)."
+            time = _ask(question, options, columns, options[0][0], console, read)
+    if session is None:
+        found = [each for each in facts.sessions if each.clustered and each.saved_share >= WORTHWHILE]
+        if found:
+            question = (
+                f"Which column says what belongs to one session, whose repeated values are sent once ({NONE}: none)?"
+            )
+            options = [(each.column, each.reason) for each in found]
+            session = _ask(question, options, columns, options[0][0], console, read)
+    return Choices(label=label, time=time, session=session, max_features=choices.max_features)
+
+
+def _ask(
+    question: str,
+    options: Sequence[tuple[str, str]],
+    columns: Mapping[str, str],
+    default: str | None,
+    console: Console,
+    read: Read,
+    *,
+    optional: bool = True,
+) -> str:
+    """One answer: a number of the list, a column, or nothing for the default; "" for none. columns: with their kinds,
+    which `?` lists."""
+    say(console, f"\n{question}")
+    for index, (name, reason) in enumerate(options[:_SHOWN], 1):
+        say(console, f"  {index}. {comment(name)}: {comment(reason)}")
+    if not options:
+        _list_columns(columns, console)
+    prompt = f"A number or a column, {LIST} for all columns" + (f" [{comment(default)}]: " if default else ": ")
+    while True:
+        try:
+            answer = read(prompt).strip()
+        except EOFError:
+            raise SpecError(
+                "the input ended before an answer: got nothing. Answer with --label, --time, --session"
+            ) from None
+        if not answer and default is not None:
+            return default
+        if answer in columns:
+            return answer
+        if answer == NONE and optional:
+            return ""
+        if answer == LIST:
+            _list_columns(columns, console)
+            continue
+        if answer.isdecimal() and 1 <= int(answer) <= min(_SHOWN, len(options)):
+            return options[int(answer) - 1][0]
+        say(console, f"no column {answer!r}: expected a number of the list, or one of {_some(columns)}")
+
+
+def _some(columns: Collection[str]) -> str:
+    more = f", and {len(columns) - _SHOWN} more ({LIST} lists them)" if len(columns) > _SHOWN else ""
+    return ", ".join(map(comment, islice(columns, _SHOWN))) + more
+
+
+def _list_columns(columns: Mapping[str, str], console: Console) -> None:
+    """Print all columns with their kinds."""
+    width = max((len(comment(name)) for name in columns), default=0)
+    for name, kind in columns.items():
+        say(console, f"  {comment(name):<{min(width, _NAME_WIDTH)}}  {kind}")
+
+
+def _kind(column: ColumnProfile) -> str:
+    """A column's type, and how many values it has."""
+    if column.vocabulary is None or column.role == "list":
+        return column.type
+    about = "" if column.vocabulary.table == column.vocabulary.sample else "about "
+    return f"{column.type}, {about}{number(column.vocabulary.table)} values"
+
+
+def _may_be_classes(column: ColumnProfile) -> bool:
+    """Whether strings are classes that a model may tell apart."""
+    values = column.vocabulary
+    is_text = column.role == "string" and not column.partition and column.string_bytes is not None
+    return is_text and column.reason is None and values is not None and 2 <= values.table <= MOST_CLASSES
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Write `train.py`: a program that trains on the planned pipeline, with the label and the held-out rows filled in.
+# Pure but for reading the program's text, which is a file of the package.
+
+_SOME_ROWS, _MANY_ROWS = 200_000, 2_000_000  # of a table, from which it is learnt more slowly, and with less decay
+_PROGRAM = Path(__file__).with_name("train.py.txt")
+
+
+def train_script(plan: InitPlan) -> str:
+    """The text of train.py."""
+    label = plan.label
+    text = _PROGRAM.read_text(encoding="utf-8")
+    for name, value in (
+        ("LABEL", _string(label.feature.name)),
+        ("TASK", _string(label.task)),
+        ("CLASSES", repr(label.classes)),
+        ("MEAN, STD", f"{label.mean!r}, {label.std!r}"),
+        ("HELD_OUT", _mapping(plan.held_out_keys)),
+        *_pace(plan.rows),
+    ):
+        text = _with_value(text, name, value)
+    return text
+
+
+def _pace(rows: int) -> tuple[tuple[str, str], ...]:
+    """How fast to learn, and how long: small tables are learnt by heart, epochs of large ones take long."""
+    if rows < _SOME_ROWS:
+        return ("RATE, DECAY, DROPOUT", "2e-3, 0.1, 0.2"), ("EPOCHS, PATIENCE", "50, 5")
+    if rows < _MANY_ROWS:
+        return ("RATE, DECAY, DROPOUT", "2e-3, 0.03, 0.1"), ("EPOCHS, PATIENCE", "50, 3")
+    return ("RATE, DECAY, DROPOUT", "1e-3, 0.01, 0.0"), ("EPOCHS, PATIENCE", "10, 1")
+
+
+def _mapping(keys: Mapping[str, object]) -> str:
+    pairs = ((key, _string(value) if isinstance(value, str) else repr(value)) for key, value in keys.items())
+    return "{" + ", ".join(f'"{key}": {value}' for key, value in pairs) + "}"
+
+
+def _string(text: str) -> str:
+    """A literal in double quotes, unless the string contains some."""
+    return repr(text) if '"' in text else string_literal(text)
+
+
+def _with_value(text: str, name: str, value: str) -> str:
+    """The text with the value of a constant, whose line may end in a comment."""
+    found = re.search(rf"^{name} = (?P<value>.*?)(?=  # |$)", text, re.MULTILINE)
+    assert found is not None, name
+    return text[: found.start("value")] + value + text[found.end("value") :]
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 PIPELINE_FILE, SCRIPT_FILE = "pipeline.yaml", "train.py"
 

@@ -25,7 +25,7 @@ from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores
 from feedline.service.worker_demand import job_name
 from feedline.spec import load_spec
-from feedline.spec.document.overrides import parse_overrides
+from feedline.spec.overrides import parse_overrides
 from feedline.workbench.explain.cost_process import ALONE_S, attached_budget_s, measure_apart, watch_s_for_costs
 from feedline.workbench.explain.explain_table import explain_view
 from feedline.workbench.explain.explained_costs import explained_with_costs
@@ -34,7 +34,7 @@ from feedline.workbench.explain.short_run import run_shortly
 
 if TYPE_CHECKING:
     from feedline.spec import PipelineSpec
-    from feedline.workbench.explain.explanation import Explanation
+    from feedline.workbench.explain.explained_costs import Explanation
     from feedline.workbench.explain.measured_costs import MeasuredCosts
 
 _SECONDS, _ATTACHED_SECONDS = 10.0, 30.0  # the latter, so that the start is a small part

@@ -17,7 +17,7 @@ from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FILES_PHASE, FeederStatus, RankStatus
 from feedline.progress import report_progress
 from feedline.spec import PipelineSpec
-from feedline.workbench.explain.explanation import Explanation, RankSamples
+from feedline.workbench.explain.explained_costs import Explanation, RankSamples
 
 _LOOK_S = 0.5  # feeders write every two seconds
 

@@ -22,7 +22,7 @@ from feedline.progress import report_progress
 from feedline.resources.thread_clocks import process_cpu_s, tree_cpu_s
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.spec import PipelineSpec
-from feedline.workbench.explain.explanation import Explanation, HeadspaceFacts, RankSamples
+from feedline.workbench.explain.explained_costs import Explanation, HeadspaceFacts, RankSamples
 
 _LOOK_S = 0.05
 _STEP_END_S = 10.0  # that a step under way may take after the run's end

@@ -19,12 +19,11 @@ from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.pipeline import Pipeline
 from feedline.spec import PipelineSpec
-from feedline.spec.document.column_ranges import split_names
+from feedline.spec.column_ranges import split_names
 from feedline.workbench.profile.drift import TableDrift, compare_tables
-from feedline.workbench.profile.drift_tables import print_drift
 from feedline.workbench.profile.profile_page import drift_page, profile_page
 from feedline.workbench.profile.profile_table import ProfileOptions, profile_table
-from feedline.workbench.profile.profile_tables import print_profile
+from feedline.workbench.profile.profile_tables import print_drift, print_profile
 
 _Names = str | tuple[str, ...]
 Where = Annotated[str | None, typer.Option(help="Only rows that this expression keeps: \"ds == '2026-01-02'\".")]

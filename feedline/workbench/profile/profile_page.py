@@ -8,20 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from feedline.workbench.profile.drift import ColumnDrift, TableDrift
-from feedline.workbench.profile.drift_tables import DRIFT_COLUMNS, drift_cells, drift_summary
 from feedline.workbench.profile.html_page import (
+    BarRow,
     Markup,
     folded,
+    html_bars,
     html_element,
+    html_histogram,
     html_table,
     number_tiles,
     page_section,
     render_page,
 )
-from feedline.workbench.profile.html_pictures import BarRow, html_bars, html_histogram
 from feedline.workbench.profile.profile_tables import (
     COLUMN_CELLS,
+    DRIFT_COLUMNS,
     candidate_lines,
+    drift_cells,
+    drift_summary,
     key_of,
     layout_lines,
     notice_lines,

@@ -6,21 +6,30 @@ with the label, with time, and within sessions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feedline.expressions.moments import moment_text
+from feedline.planning.dedup.column_changes import INVERSE_BYTES, ColumnChanges, find_changes, propose_groups
+from feedline.planning.dedup.group_measure import WORTHWHILE
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.storage.locations import redact
 from feedline.warehouse.storage.parallel import in_threads
-from feedline.workbench.profile.candidates import find_labels, find_times
-from feedline.workbench.profile.column_measures import SampledColumn, frame_column, measure_any
+from feedline.workbench.profile.column_measures import (
+    Runs,
+    SampledColumn,
+    count_distinct,
+    frame_column,
+    frequent_values,
+    measure_any,
+)
 from feedline.workbench.profile.disguises import LabelValues
-from feedline.workbench.profile.distinct_values import count_distinct, frequent_values
 from feedline.workbench.profile.footer_measures import (
     FooterRanges,
     StoredColumn,
@@ -28,8 +37,16 @@ from feedline.workbench.profile.footer_measures import (
     row_group_sizes,
     stored_columns_of,
 )
-from feedline.workbench.profile.sessions import candidate_columns, drop_coarser, measure_session, slot_bytes
-from feedline.workbench.profile.table_facts import ColumnProfile, SampledPart, SessionCandidate, TableFacts
+from feedline.workbench.profile.roles import EPOCH_UNITS, epoch_unit, name_words
+from feedline.workbench.profile.table_facts import (
+    ColumnProfile,
+    LabelCandidate,
+    RepeatedColumns,
+    SampledPart,
+    SessionCandidate,
+    TableFacts,
+    TimeCandidate,
+)
 from feedline.workbench.profile.table_sample import (
     ProfileOptions,
     TableSample,
@@ -37,7 +54,271 @@ from feedline.workbench.profile.table_sample import (
     sample_table,
     unlike_files,
 )
-from feedline.workbench.profile.time_order import TimeOrder
+
+# --------------------------------------------------------------------------------------------------------------------
+# Find the columns that rise, or fall, with time.
+
+_PROBED = 512  # rows that rule most columns out
+
+
+class TimeOrder:
+    """The order of sampled rows in time. Rows of one time may have any order; those without a time are left out."""
+
+    def __init__(self, time: pl.Series) -> None:
+        rows = np.flatnonzero(time.is_not_null().to_numpy())
+        times = time.drop_nulls()
+        order = times.arg_sort().to_numpy()
+        self._rows = rows[order]
+        ordered = times.gather(order)
+        self._moment = (ordered != ordered.shift()).fill_null(True).cum_sum().to_numpy().astype(np.int64)
+
+    def direction(self, column: pl.Series) -> int:
+        """1 if a column of numbers, times or strings never falls in the order of time, -1 if it never rises, 0 for all
+        else and for constants. Rows without a value are left out."""
+        if column.dtype in (pl.String, pl.Binary):
+            column = column.rank("dense")
+        values = column.cast(pl.Float64) if column.dtype.is_decimal() else column.to_physical()
+        values = values.gather(self._rows)
+        moments = self._moment
+        if values.null_count():
+            has_value = values.is_not_null()
+            values, moments = values.filter(has_value), moments[has_value.to_numpy()]
+        numbers = values.to_numpy()
+        step = max(len(numbers) // _PROBED, 1)
+        if not _direction(numbers[::step], moments[::step]):
+            return 0
+        return _direction(numbers, moments)
+
+
+def _direction(numbers: npt.NDArray[np.generic], moments: npt.NDArray[np.int64]) -> int:
+    starts = np.flatnonzero(np.diff(moments, prepend=-1))
+    if len(starts) < 2:
+        return 0
+    low, high = np.minimum.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
+    if low.min() == high.max():
+        return 0
+    if np.all(high[:-1] <= low[1:]):
+        return 1
+    return -1 if np.all(low[:-1] >= high[1:]) else 0
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Find the columns whose equal values are sessions: rows that repeat the content of others. Of the few best candidates
+# by name and by runs, the sampled rows of each row group are sorted by the candidate, as `shuffle.by` or a clustered
+# table would have them; columns that then repeat the row above are joined to groups as `feedline plan --dedup`
+# proposes them (`planning.dedup`).
+
+_SESSION_WORDS = {"session": 0.4, "sess": 0.4, "request": 0.3, "query": 0.3, "search": 0.3, "page": 0.2, "view": 0.2}
+_SESSION_WORDS |= {"impression": 0.2, "user": 0.25, "uid": 0.25, "visitor": 0.25, "customer": 0.2, "member": 0.2}
+_SESSION_WORDS |= {"account": 0.2, "cookie": 0.2, "device": 0.15}
+_LEAST_ROWS_PER_KEY, _MOST_ROWS_PER_KEY = 1.5, 10_000
+_LEAST_KEYS = 20  # fewer values are a category
+_CANDIDATES = 4  # sorted by, at most
+_ROWS, _COLUMNS = 32_768, 256  # compared, at most
+_REPEATED = 0.5  # the least share of a column that is listed as repeated
+_NOTABLE = 0.1  # of a batch's bytes: what a column of another name has to save beyond one that is named like a session
+_LIST_BYTES = 12  # of a sparse feature in a slot, per row, besides its ids of 8 bytes
+
+
+def candidate_columns(columns: Sequence[ColumnProfile], rows: int) -> list[str]:
+    """The columns to measure as sessions, the most promising first. rows: of the sample."""
+    scores = {column.name: _promise(column, rows) for column in columns}
+    found = sorted((name for name, score in scores.items() if score > 0), key=lambda name: -scores[name])
+    return found[:_CANDIDATES]
+
+
+def _promise(column: ColumnProfile, rows: int) -> float:
+    vocabulary = column.vocabulary
+    if column.role not in ("category", "string", "numeric") or column.partition or vocabulary is None or not rows:
+        return 0.0
+    if column.type.startswith(("float", "double", "halffloat", "decimal")) or vocabulary.sample < _LEAST_KEYS:
+        return 0.0
+    if not _LEAST_ROWS_PER_KEY <= rows / vocabulary.sample <= _MOST_ROWS_PER_KEY:
+        return 0.0
+    named = max((_SESSION_WORDS.get(word, 0.0) for word in name_words(column.name)), default=0.0)
+    return 2 * named + (column.repeated or 0.0)
+
+
+def slot_bytes(column: ColumnProfile) -> float:
+    """The bytes per row of the feature that a column is likely to become; 0 of what becomes none."""
+    if column.role == "list" and column.lengths is not None:
+        return _LIST_BYTES + 8 * column.lengths.mean
+    return {"numeric": 4.0, "category": 8.0, "string": 8.0}.get(column.role, 0.0)
+
+
+def measure_session(
+    column: ColumnProfile, frame: pl.DataFrame, row_group: Runs, row_bytes: Mapping[str, float]
+) -> SessionCandidate:
+    """Measure one candidate on sampled rows. row_group: int64 [rows]; row_bytes: of the columns to compare, without
+    constants, which repeat in any order."""
+    by = column.name
+    names = [name for name in list(row_bytes)[:_COLUMNS] if name != by and row_bytes[name] > 0]
+    starts = np.flatnonzero(np.diff(row_group, prepend=-1)).tolist()
+    parts = [frame.slice(start, stop - start) for start, stop in zip(starts, [*starts[1:], frame.height], strict=True)]
+    share = min(1.0, _ROWS / max(frame.height, 1))
+    parts = [part.head(max(round(part.height * share), 1)).select(by, *names) for part in parts]
+    stored = find_changes([(part, []) for part in parts], {}, by)
+    sorted_parts: list[tuple[pl.DataFrame, Sequence[int]]] = [
+        (part.sort(by, maintain_order=True), []) for part in parts
+    ]
+    changes = find_changes(sorted_parts, {name: [name] for name in names}, by)
+    repeated = {name: changes.repeated(name) for name in names}
+    whole = sum(row_bytes.values())
+    groups = tuple(
+        RepeatedColumns(
+            columns=columns,
+            factor=changes.factor(columns),
+            saved_share=(sum(row_bytes[name] for name in columns) * (1 - 1 / changes.factor(columns)) - INVERSE_BYTES)
+            / whole,
+        )
+        for columns in propose_groups(changes, {name: row_bytes[name] for name in names})
+        if _is_worth_it(changes, columns, row_bytes)
+    )
+    return _candidate(column, changes, stored, repeated, groups)
+
+
+def _is_worth_it(changes: ColumnChanges, columns: Sequence[str], row_bytes: Mapping[str, float]) -> bool:
+    plain = sum(row_bytes[name] for name in columns)
+    return plain * (1 - 1 / changes.factor(columns)) - INVERSE_BYTES >= WORTHWHILE * plain
+
+
+def drop_coarser(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:
+    """The candidates without those that are named like no session and save little more than one that is: rows that are
+    sorted by a coarser column keep the order of the sessions within it."""
+    named = {each.column: any(word in _SESSION_WORDS for word in name_words(each.column)) for each in candidates}
+    most = max((each.saved_share for each in candidates if named[each.column]), default=0.0)
+    return [each for each in candidates if named[each.column] or each.saved_share > most + _NOTABLE]
+
+
+def _candidate(
+    column: ColumnProfile,
+    changes: ColumnChanges,
+    stored: ColumnChanges,
+    repeated: Mapping[str, float],
+    groups: tuple[RepeatedColumns, ...],
+) -> SessionCandidate:
+    often = {name: share for name, share in repeated.items() if share >= _REPEATED}
+    often = dict(sorted(often.items(), key=lambda item: -item[1]))
+    named = {word: _SESSION_WORDS[word] for word in name_words(column.name) if word in _SESSION_WORDS}
+    saved = sum(group.saved_share for group in groups)
+    reasons = [f"named {max(named, key=named.__getitem__)}"] if named else []
+    reasons.append(f"{changes.session_rows:.1f} rows per value")
+    reasons.append(f"{len(often)} of {len(repeated)} columns repeat within it")
+    return SessionCandidate(
+        column=column.name,
+        score=round(0.5 * min(saved, 1.0) + max(named.values(), default=0.0), 3),
+        reason="; ".join(reasons),
+        rows_per_key=changes.session_rows,
+        run_rows=stored.session_rows,
+        repeated=often,
+        groups=groups,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Find the columns of a table that may be the label, or the time of a row, with reasons. Scores order candidates; they
+# are no probabilities.
+
+_LABEL_WORDS = {"label", "labels", "target", "targets", "y", "outcome", "truth"}
+_EVENT_WORDS = {"click", "clicks", "clicked", "clk", "convert", "converted", "conversion", "purchase", "purchased"}
+_EVENT_WORDS |= {"bought", "buy", "order", "ordered", "like", "liked", "churn", "churned", "fraud", "default"}
+_EVENT_WORDS |= {"survived", "cancelled", "canceled", "late", "delayed", "won", "attributed", "installed"}
+_EVENT_WORDS |= {"subscribed", "response"}
+_RATING_WORDS = {"rating", "ratings", "stars", "score", "relevance", "grade"}
+_TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime", "day", "ds", "dt", "hour", "at", "when"}
+_BIRTH_WORDS = {"birth", "born", "birthday", "birthdate", "dob"}  # times of persons, not of rows
+_LEAST_LABEL, _LEAST_TIME = 0.25, 0.3  # scores of the weakest candidates that are listed
+
+
+def find_labels(columns: Sequence[ColumnProfile]) -> tuple[LabelCandidate, ...]:
+    """Columns that may be the label, the best first; equal ones in the table's order."""
+    found = []
+    for index, column in enumerate(columns):
+        score, reasons = _label_score(column, last=index == len(columns) - 1)
+        if score >= _LEAST_LABEL:
+            balance = column.numbers.mean if column.numbers is not None and _is_binary(column) else None
+            reason = "; ".join(reasons)
+            found.append(LabelCandidate(column=column.name, score=round(score, 3), reason=reason, balance=balance))
+    return tuple(sorted(found, key=lambda candidate: -candidate.score))
+
+
+def _is_binary(column: ColumnProfile) -> bool:
+    numbers, vocabulary = column.numbers, column.vocabulary
+    if numbers is None or vocabulary is None or numbers.nan_rate or numbers.inf_rate:
+        return False
+    return vocabulary.sample == 2 and (numbers.min, numbers.max) == (0, 1)
+
+
+def _label_score(column: ColumnProfile, *, last: bool) -> tuple[float, list[str]]:
+    """How much a column looks like a label (0 if it cannot be one), and the reasons that add up to it."""
+    if column.role not in ("numeric", "category") or column.partition or column.constant or column.id_like:
+        return 0.0, []
+    if column.is_index:
+        return 0.0, []
+    if column.numbers is None or column.null_rate is None:
+        return 0.0, []
+    words, reasons, score = name_words(column.name), [], 0.0
+    for vocabulary, weight in ((_LABEL_WORDS, 0.6), (_EVENT_WORDS, 0.45), (_RATING_WORDS, 0.35)):
+        named = [word for word in words if word in vocabulary]
+        if named:
+            reasons.append(f"named {named[0]}")
+            score += weight
+            break
+    if _is_binary(column):
+        reasons.append(f"0 and 1, {column.numbers.mean:.2%} ones")
+        score += 0.3 + 0.05 * (words[:1] in (["is"], ["has"], ["did"], ["was"]))
+    if not score:
+        return 0.0, []
+    if column.null_rate:
+        reasons.append(f"{column.null_rate:.2%} nulls, which no label may be")
+    return (score + 0.03 * last) * (1 - column.null_rate), reasons
+
+
+def find_times(columns: Sequence[ColumnProfile]) -> tuple[TimeCandidate, ...]:
+    """Columns that may be the time of a row, the best first; equal ones in the table's order."""
+    found = [candidate for column in columns if (candidate := _time(column)) is not None]
+    return tuple(sorted(found, key=lambda candidate: -candidate.score))
+
+
+def _time(column: ColumnProfile) -> TimeCandidate | None:
+    named = [word for word in name_words(column.name) if word in _TIME_WORDS]
+    bonus, reasons = (0.15, [f"named {named[0]}"]) if named else (0.0, [])
+    if _BIRTH_WORDS.intersection(name_words(column.name)):
+        return None
+    first, last, unit = column.first, column.last, None
+    if column.role == "time":
+        is_date = column.type.startswith("date")
+        score, reasons = (0.6 if is_date else 0.8), [column.type, *reasons]
+    elif column.time_like is not None:
+        score, reasons = 0.5, [column.time_like, *reasons]
+    elif column.numbers is not None and column.role in ("numeric", "category") and column.type.startswith(("int", "u")):
+        low, high = column.numbers.min, column.numbers.max
+        unit = None if low is None or high is None else epoch_unit(low, high)
+        if unit is None:
+            return None
+        first, last = (_moment(number, unit) for number in (low, high))
+        score, bonus, reasons = 0.3, 2 * bonus, [f"{column.type} in the range of {unit} since 1970", *reasons]
+    else:
+        return None
+    if column.null_rate:
+        reasons.append(f"{column.null_rate:.2%} nulls")
+    if column.constant:
+        reasons.append("one value")
+    score = (score + bonus) * (1 - (column.null_rate or 0.0)) * (0.5 if column.constant else 1.0)
+    if score < _LEAST_TIME or column.all_null:
+        return None
+    return TimeCandidate(
+        column=column.name, score=round(score, 3), reason="; ".join(reasons), first=first, last=last, unit=unit
+    )
+
+
+def _moment(number: float | None, unit: str) -> str | None:
+    if number is None:
+        return None
+    return moment_text(int(number) // EPOCH_UNITS[unit], "s")
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 __all__ = ["ProfileOptions", "profile_table"]
 

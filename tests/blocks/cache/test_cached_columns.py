@@ -12,14 +12,14 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.blocks.cache.cached_columns import (
+from feedline.blocks.cache.cached_features import (
     arrow_array,
     arrow_bytes,
+    facts_of,
     part_of_column,
     rows_of_columns,
     split_columns,
 )
-from feedline.blocks.cache.cached_counts import facts_of
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows, slice_rows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from feedline.blocks.cache import measured_rates
-from feedline.blocks.cache.measured_rates import cache_rates, disk_rates, memory_rate
+from feedline.blocks.cache import auto_choice
+from feedline.blocks.cache.auto_choice import cache_rates, disk_rates, memory_rate
 
 
 def test_a_disk_is_measured_once_and_leaves_nothing(tmp_path: Path):
@@ -29,10 +29,10 @@ def test_pieces_end_when_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         clock[0] += len(piece) / 100e6
         return len(piece)
 
-    monkeypatch.setattr(measured_rates.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(measured_rates.os, "write", write)
-    monkeypatch.setattr(measured_rates.os, "fdatasync", lambda _: None)
-    written, rate = measured_rates._write_rate(-1)
+    monkeypatch.setattr(auto_choice.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(auto_choice.os, "write", write)
+    monkeypatch.setattr(auto_choice.os, "fdatasync", lambda _: None)
+    written, rate = auto_choice._write_rate(-1)
     assert sizes == [256 << 10, 512 << 10, 1024 << 10]  # 2.6, 5.2 and 10.5 ms
     assert written == sum(sizes)
     assert rate == pytest.approx(100e6)

@@ -19,7 +19,7 @@ from processes import ended_here, finished
 
 from feedline.pipeline import Pipeline
 from feedline.warehouse.selection import select
-from feedline.warehouse.snapshot import footer_tasks, footer_waves
+from feedline.warehouse.snapshot import footer_tasks, take
 
 FILES = 12
 WHERE = "x > 0.5"
@@ -29,7 +29,8 @@ KILLED = """
 import os, signal, sys
 from feedline.cli import app
 from feedline.warehouse.selection import select
-from feedline.warehouse.snapshot import footer_tasks, footer_waves
+from feedline.warehouse.snapshot import footer_tasks
+from feedline.warehouse.snapshot import take
 
 def killing(module, name, calls):
     original = getattr(module, name)
@@ -40,11 +41,11 @@ def killing(module, name, calls):
         return original(*arguments, **options)
     setattr(module, name, call)
 
-footer_waves._WAVE_FILES = select._TASK_FILES = 2
+take._WAVE_FILES = select._TASK_FILES = 2
 select.FIRST_TASKS = select._MOST_TASKS = 1
 select.next_tasks = lambda tasks, seconds: 1
 if sys.argv[1] == "footers":
-    killing(footer_waves, "read_footers", 3)
+    killing(take, "read_footers", 3)
 else:
     killing(select, "count_task", 4)
 app(["plan", sys.argv[2], "--save"])
@@ -85,7 +86,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
     monkeypatch.setattr(footer_tasks, "file_facts", spy_facts)
     monkeypatch.setattr(select, "count_task", spy_count)
-    monkeypatch.setattr(footer_waves, "_WAVE_FILES", 2)
+    monkeypatch.setattr(take, "_WAVE_FILES", 2)
     return done
 
 

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from row_digests import row_digests
 
-from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows, slice_rows, take, with_values
+from feedline.loader.encoding.encoded_rows import EncodedRows, arrow_table, slice_rows, take, with_values
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import shuffle

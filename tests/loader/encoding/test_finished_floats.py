@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feedline.errors import DataError
-from feedline.loader.encoding.finished_floats import Repeats, apply_on_nonfinite
+from feedline.loader.encoding.encode import Repeats, apply_on_nonfinite
 from feedline.loader.encoding.layout import SlotColumn
 
 NAN, INF = float("nan"), float("inf")

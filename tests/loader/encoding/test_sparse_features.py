@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from feedline.errors import SpecError
-from feedline.loader.encoding.sparse_features import SparseFeatures
+from feedline.loader.encoding.layout import SparseFeatures
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedline.loader.limits.advice import Advice, sorted_advice
+from feedline.loader.limits.machine_advice import Advice, sorted_advice
 
 
 def advice(change: str, ratio: float = 1.0, saved: float = 0.0) -> Advice:

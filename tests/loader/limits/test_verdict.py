@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from feedline.loader.limits.advice import Advice
+from feedline.loader.limits.machine_advice import Advice
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.loader.limits.verdict import judge, short
 

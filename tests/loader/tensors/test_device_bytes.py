@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import FeedlineError
-from feedline.loader.tensors.device_bytes import DeviceBytes, copy_pieces, cut_pieces
+from feedline.loader.tensors.slot_tensors import DeviceBytes, copy_pieces, cut_pieces
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=4), st.data())

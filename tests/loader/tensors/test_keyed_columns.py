@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from feedline.errors import SpecError
-from feedline.loader.encoding.layout import BatchSchema, SlotColumn
-from feedline.loader.encoding.sparse_features import SparseFeatures
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SparseFeatures
 from feedline.loader.tensors.keyed_columns import check_chosen, chosen_ids, chosen_weighted
 
 

@@ -20,10 +20,9 @@ from feedline.errors import FeedlineError
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
-from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout, SparseFeatures
 from feedline.loader.encoding.slot import write_rows
-from feedline.loader.encoding.sparse_features import SparseFeatures
-from feedline.loader.tensors.device_bytes import DeviceBytes, cut_pieces
+from feedline.loader.tensors.slot_tensors import DeviceBytes, cut_pieces
 from feedline.loader.tensors.torchrec_tensors import register_pipelineable
 from feedline.native.unique_rows import UniqueRows
 

@@ -26,7 +26,7 @@ from feedline.commands.dedup_table import group_lines
 from feedline.commands.plan.report import describe, plan_table
 from feedline.planning.dedup.proposals import describe_proposals, with_ranges, yaml_section
 from feedline.spec import parse_spec
-from feedline.spec.document.column_ranges import expand_range
+from feedline.spec.column_ranges import expand_range
 
 ROWS = 4_000
 FEATURES: dict[str, Any] = {

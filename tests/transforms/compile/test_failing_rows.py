@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.compile.failing_rows import failing_rows, find_failing
+from feedline.transforms.compile.null_probe import failing_rows, find_failing
 
 SCHEMA = pa.schema({"word": pa.string(), "level": pa.float32(), "parts": pa.list_(pa.float32())})
 FEATURES = (

@@ -19,8 +19,8 @@ from example_rows import FolderArtifacts, examples, feature_of, frame_of, names_
 from fit_in_memory import fit_frames
 
 from feedline.errors import DataError
+from feedline.transforms.compile.chains import VALUES, WEIGHTS_OF_VALUES
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.compile.group_types import VALUES, WEIGHTS_OF_VALUES
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.registry.op import Example, Op
 

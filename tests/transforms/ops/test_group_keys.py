@@ -9,7 +9,7 @@ import pytest
 
 from feedline.errors import SpecError
 from feedline.transforms.learning.learner import Artifact
-from feedline.transforms.ops.group_keys import MISSING, GroupKeys, KeyedRows
+from feedline.transforms.ops.group_table import MISSING, GroupKeys, KeyedRows
 from feedline.transforms.values.kinds import Value
 
 

@@ -19,11 +19,10 @@ from feedline.artifacts.store import Fit, TableFile, load_artifact
 from feedline.errors import DataError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.kernels.key_index import KeyIndex
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
-from feedline.transforms.ops.group_keys import GroupKeys
-from feedline.transforms.ops.group_table import GroupTableSize, by_choice
+from feedline.transforms.ops.group_table import GroupKeys, GroupTableSize, by_choice
 from feedline.transforms.registry.op import OpError
+from feedline.transforms.values.key_index import KeyIndex
 
 SIZE = 4000
 RANDOM = np.random.default_rng(5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.transforms.registry.source_imports import imports_of, packages_in
+from feedline.transforms.registry.function_code import imports_of, packages_in
 
 SOURCE = b"""
 from __future__ import annotations

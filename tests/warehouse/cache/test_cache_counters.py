@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from feedline.warehouse.cache.cache_counters import CacheCounters
+from feedline.warehouse.cache.flights import CacheCounters
 
 
 def test_counts_of_threads_are_all_there():

@@ -14,6 +14,7 @@ from cache_entries import files_of, filled
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.warehouse.cache.cache_folder import FolderSpace
 from feedline.warehouse.cache.entry_file import TEMPORARY_SUFFIX
 from feedline.warehouse.cache.eviction import (
     HALF_LIFE_S,
@@ -29,7 +30,6 @@ from feedline.warehouse.cache.eviction import (
     touched_ns,
     touches_of,
 )
-from feedline.warehouse.cache.folder_space import FolderSpace
 
 FILE = StoredFileStat(path="a", version="v1", nbytes=4_096, used_s=1_000.0, touches=0, temporary=False)
 

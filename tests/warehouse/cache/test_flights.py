@@ -20,8 +20,8 @@ from forked import forked
 from pipelines import eventually
 
 from feedline.warehouse.cache import flights
-from feedline.warehouse.cache.cache_counters import CacheCounters
 from feedline.warehouse.cache.cache_folder import CacheFolder
+from feedline.warehouse.cache.flights import CacheCounters
 
 DIGEST = "abcdef0123456789"
 

@@ -12,10 +12,9 @@ import pytest
 from cache_entries import columns_of, files_of, filled, group_of, ref_of, stop_halfway
 from forked import forked
 
-from feedline.warehouse.cache import flights, folder_space
-from feedline.warehouse.cache.cache_counters import CacheCounters
-from feedline.warehouse.cache.cache_folder import CacheFolder
-from feedline.warehouse.cache.folder_space import FolderSpace
+from feedline.warehouse.cache import cache_folder, flights
+from feedline.warehouse.cache.cache_folder import CacheFolder, FolderSpace
+from feedline.warehouse.cache.flights import CacheCounters
 
 FILE_BYTES = 36_864  # of columns_of, in whole blocks
 
@@ -53,12 +52,12 @@ def test_a_file_of_less_benefit_is_refused_without_another_listing(tmp_path: Pat
     space, counters = space_of(tmp_path, 2 * FILE_BYTES), CacheCounters()
     assert not space.make_room(FILE_BYTES, 1.0, counters)
     listed: list[str] = []
-    whole = folder_space.eviction.list_entries
+    whole = cache_folder.eviction.list_entries
     with monkeypatch.context() as patch:
-        patch.setattr(folder_space.eviction, "list_entries", lambda folder: listed.append(folder) or whole(folder))
+        patch.setattr(cache_folder.eviction, "list_entries", lambda folder: listed.append(folder) or whole(folder))
         assert not space.make_room(FILE_BYTES, 0.9, counters)
         assert not listed
-        patch.setattr(folder_space, "_REFUSED_S", 0.0)
+        patch.setattr(cache_folder, "_REFUSED_S", 0.0)
         space.make_room(FILE_BYTES, 0.9, counters)
         assert listed
     assert counters.evicted == 0

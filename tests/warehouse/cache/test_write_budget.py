@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.warehouse.cache.write_budget import WriteBudget
+from feedline.warehouse.cache.cache_folder import WriteBudget
 
 SECONDS = st.floats(1e-4, 10)
 

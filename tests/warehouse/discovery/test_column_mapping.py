@@ -20,8 +20,7 @@ from feedline.errors import TableError
 from feedline.expressions import bind_where
 from feedline.warehouse.discovery.delta import list_delta
 from feedline.warehouse.reading.fragment import UNCOUNTED, fragment_at
-from feedline.warehouse.selection.counting import count_fragment
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import count_fragment, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 

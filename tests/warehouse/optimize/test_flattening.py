@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import TableError
 from feedline.expressions.column_parts import flattened_name
-from feedline.warehouse.optimize.flattening import count_keys, flatten, keys_worth, refuse_maps
+from feedline.warehouse.optimize.survey import count_keys, flatten, keys_worth, refuse_maps
 
 Maps = list[list[tuple[str, int | None]] | None]
 maps = st.lists(

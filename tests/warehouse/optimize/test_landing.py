@@ -20,8 +20,8 @@ from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.rewrite import rewrite_units, scatter
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage.claim import Claim
-from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.locations import list_tree, locate
+from feedline.warehouse.storage.whole_file import exchange
 
 Files = dict[str, bytes]
 

@@ -20,7 +20,7 @@ from optimized import (
 )
 
 from feedline import Table
-from feedline.warehouse.optimize.units import join_buckets
+from feedline.warehouse.optimize.optimize import join_buckets
 
 
 def _made(folder: Path) -> Path:

@@ -20,8 +20,7 @@ from feedline.errors import PlanError, SpecError, TableError
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules, conform, union, widens, without_dictionaries
 from feedline.warehouse.reading.read import read_arrow
-from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import SPLIT_ROWS, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 

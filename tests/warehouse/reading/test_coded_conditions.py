@@ -23,14 +23,13 @@ from feedline.native import parquet as native
 from feedline.warehouse.bad_files import BadFilesFoundError, ForgivingMap
 from feedline.warehouse.parquet.column_chunk import ChunkDecoder, Request
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
-from feedline.warehouse.reading import coded_conditions
-from feedline.warehouse.reading.expanded_codes import is_coded
+from feedline.warehouse.reading import row_filter as coded_conditions
+from feedline.warehouse.reading.columns import is_coded
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.read import batches, read_fragment
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Sample, bind_sample
-from feedline.warehouse.selection.counting import Count, count_fragment
-from feedline.warehouse.selection.select import select_rows
+from feedline.warehouse.selection.select import Count, count_fragment, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 

@@ -6,7 +6,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from feedline.warehouse.reading.expanded_codes import expand_codes, expand_series, expanded_frame
+from feedline.warehouse.reading.columns import expand_codes, expand_series, expanded_frame
 
 WORDS = pl.Series("values", ["a", "bb", "Zürich " * 9, None])
 

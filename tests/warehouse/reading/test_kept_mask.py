@@ -15,8 +15,8 @@ import pytest
 from feedline import Table
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import fragment_at, pack_mask
-from feedline.warehouse.reading.kept_mask import kept_mask
 from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.row_position import kept_mask
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import screen_rows
 

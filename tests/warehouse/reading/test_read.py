@@ -27,9 +27,7 @@ from feedline.errors import CorruptFileError, DataError, FeedlineError, TableCha
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, fragment_of
 from feedline.warehouse.reading.read import bytes_of, read_arrow, read_fragment
-from feedline.warehouse.selection.counting import count_fragment
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows, select_rows
+from feedline.warehouse.selection.select import count_fragment, plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import take_snapshot

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, GroupRuns
-from feedline.warehouse.reading import resolved_columns
-from feedline.warehouse.reading.resolved_columns import resolve_columns
+from feedline.warehouse.reading import read
+from feedline.warehouse.reading.read import resolve_columns
 from feedline.warehouse.reading.stored_groups import StoredColumns
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("ds", pa.string())])
@@ -73,7 +73,7 @@ def test_files_of_the_same_groups_share_all_but_their_runs() -> None:
 
 def test_no_more_is_kept_than_there_are_layouts() -> None:
     first = resolve()
-    for number in range(resolved_columns._KEPT + 3):
+    for number in range(read._KEPT + 3):
         resolve(keys=frozenset({"ds", str(number)}))
-    assert len(resolved_columns._kept) == resolved_columns._KEPT
+    assert len(read._kept) == read._KEPT
     assert resolve() is not first

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from feedline.expressions import bind_where
 from feedline.native import parquet as native
-from feedline.warehouse.reading import coded_conditions
-from feedline.warehouse.reading.coded_conditions import EntryTruths, codable_columns
-from feedline.warehouse.reading.row_filter import RowFilter
+from feedline.warehouse.reading import row_filter
+from feedline.warehouse.reading.row_filter import EntryTruths, RowFilter, codable_columns
 from feedline.warehouse.reading.sample import Sample, bind_sample
 
 
@@ -23,8 +22,8 @@ from feedline.warehouse.reading.sample import Sample, bind_sample
 def small_row_groups() -> Iterator[None]:
     """Row groups of few rows are read as those of many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coded_conditions, "_LEAST_STRINGS", 0)
-        patch.setattr(coded_conditions, "_LEAST_NUMBERS", 0)
+        patch.setattr(row_filter, "_LEAST_STRINGS", 0)
+        patch.setattr(row_filter, "_LEAST_NUMBERS", 0)
         yield
 
 

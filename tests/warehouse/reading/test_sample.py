@@ -29,8 +29,7 @@ from feedline.spec.source_section import SampleSpec
 from feedline.warehouse.reading.fragment import UNCOUNTED
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import CountTask, Selection, screen_rows, select_rows
+from feedline.warehouse.selection.select import CountTask, Selection, plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.table import Table

@@ -13,7 +13,7 @@ import pytest
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.sample import Sample, bind_sample
-from feedline.warehouse.selection.counting import Count, count_fragment
+from feedline.warehouse.selection.select import Count, count_fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -62,7 +62,7 @@ def test_without_columns_to_read_counting_is_arithmetic(
     snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     read: list[int] = []
-    monkeypatch.setattr("feedline.warehouse.selection.counting.RowFilter.apply", lambda *_: read.append(1))
+    monkeypatch.setattr("feedline.warehouse.selection.select.RowFilter.apply", lambda *_: read.append(1))
     assert count_fragment(fragment(snapshot), None, snapshot.schema) == tuple(
         Count(rows, rows) for rows in (30, 30, 30, 10)
     )

@@ -11,7 +11,7 @@ import pytest
 
 from feedline.expressions import bind_where
 from feedline.warehouse.selection import select
-from feedline.warehouse.selection.earlier_counts import row_groups_before, same_types
+from feedline.warehouse.selection.select import row_groups_before, same_types
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 

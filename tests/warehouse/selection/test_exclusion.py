@@ -27,8 +27,7 @@ from feedline.warehouse.selection.exclusion import (
     join_bits,
     kept_exclusions,
 )
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows, select_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows, select_rows
 from feedline.warehouse.storage import content_store
 
 ORIGIN = ExclusionOrigin(

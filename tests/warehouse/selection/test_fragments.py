@@ -11,8 +11,7 @@ import pytest
 from feedline.errors import PlanError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows, select_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 

@@ -12,8 +12,7 @@ import pytest
 
 from feedline.expressions import bind_where
 from feedline.warehouse.selection import row_measures
-from feedline.warehouse.selection.length_counts import count_lengths
-from feedline.warehouse.selection.row_measures import measure_task
+from feedline.warehouse.selection.row_measures import count_lengths, measure_task
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot

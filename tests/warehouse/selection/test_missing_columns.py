@@ -12,7 +12,7 @@ from warehouse_samples import write
 from feedline.expressions import bind_where
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.selection.missing_columns import files_asked, files_without, first_absence, has
+from feedline.warehouse.selection.null_counts import files_asked, files_without, first_absence, has
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 

@@ -29,12 +29,11 @@ from hypothesis import strategies as st
 from feedline import Table
 from feedline.expressions import bind_where
 from feedline.warehouse.parquet.thrift import BYTE_ARRAY, ColumnChunk, Structure, structure_of
-from feedline.warehouse.reading.coded_conditions import EntryTruths
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.row_filter import EntryTruths
 from feedline.warehouse.selection.column_bounds import statistics_of
-from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.pruning import ALL, NONE, SOME, prune
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 

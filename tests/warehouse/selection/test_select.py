@@ -27,8 +27,7 @@ from warehouse_samples import sample, write
 from feedline.errors import TableChangedError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED
-from feedline.warehouse.selection.counting import Count
-from feedline.warehouse.selection.select import CountTask, Selection, count_task, screen_rows, select_rows
+from feedline.warehouse.selection.select import Count, CountTask, Selection, count_task, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 

@@ -16,7 +16,7 @@ from feedline.errors import CorruptFileError, FeedlineError
 from feedline.progress import on_progress
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
-from feedline.warehouse.snapshot import footer_waves
+from feedline.warehouse.snapshot import take
 from feedline.warehouse.snapshot.footer_tasks import footer_task
 from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
 
@@ -27,7 +27,7 @@ HOUR_NS = 3600 * 10**9
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Ten old files, of two schemas, in waves of three."""
-    monkeypatch.setattr(footer_waves, "_WAVE_FILES", 3)
+    monkeypatch.setattr(take, "_WAVE_FILES", 3)
     folder = tmp_path / "table"
     folder.mkdir()
     for number in range(FILES):
@@ -138,7 +138,7 @@ def test_a_damaged_wave_is_read_again(table: Path, tmp_path: Path):
 
 
 def test_a_table_of_one_wave_keeps_nothing(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(footer_waves, "_WAVE_FILES", FILES)
+    monkeypatch.setattr(take, "_WAVE_FILES", FILES)
     with pytest.raises(StoppedError):
         take_snapshot(str(table), work_dir=str(tmp_path / "work"), map=reading([], stop_after=0))
     take_snapshot(str(table), work_dir=str(tmp_path / "work"), map=reading([]))

@@ -19,10 +19,9 @@ from feedline.errors import TableError
 from feedline.expressions import bind_where
 from feedline.planning.follow.type_drift import types_to_declare
 from feedline.warehouse.selection.column_bounds import value_ranges
-from feedline.warehouse.selection.missing_columns import files_without
-from feedline.warehouse.selection.null_counts import null_counts
+from feedline.warehouse.selection.null_counts import files_without, null_counts
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.held_keys import spelled_in
+from feedline.warehouse.snapshot.column_facts import spelled_in
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 

@@ -20,7 +20,7 @@ from test_assembly import KINDS, put, same
 from feedline.errors import StoreError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
-from feedline.warehouse.snapshot import footer_tasks, overflow
+from feedline.warehouse.snapshot import footer_tasks, take
 from feedline.warehouse.snapshot.footer_tasks import FooterResult
 from feedline.warehouse.snapshot.packed_facts import blocks_of
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -41,7 +41,7 @@ def test_facts_that_overflow_memory_are_the_same(tmp_path: Path, monkeypatch: py
     for index in range(24):
         put(tmp_path / "t" / f"k={index % 4}" / f"{index}.parquet", KINDS[index % len(KINDS)], row_group_size=3)
     whole = take_snapshot(str(tmp_path / "t"))
-    monkeypatch.setattr(overflow, "HELD_BYTES", 0)
+    monkeypatch.setattr(take, "HELD_BYTES", 0)
     monkeypatch.setattr(footer_tasks, "_TASK_FILES", 5)
     folder = tmp_path / "w"
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -92,7 +92,7 @@ def made(tmp_path: Path) -> tuple[Callable[[int], Listing], Callable[..., Iterat
 
 def test_memory_does_not_grow_with_the_column_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The bytes that a snapshot keeps in memory, and the peak while it is taken, per column chunk."""
-    monkeypatch.setattr(overflow, "HELD_BYTES", 10_000)
+    monkeypatch.setattr(take, "HELD_BYTES", 10_000)
     listing, read = made(tmp_path)
 
     def taken(blocks: int) -> tuple[Snapshot, int]:
@@ -115,7 +115,7 @@ def test_memory_does_not_grow_with_the_column_chunks(tmp_path: Path, monkeypatch
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(overflow, "HELD_BYTES", 0)
+    monkeypatch.setattr(take, "HELD_BYTES", 0)
     put(tmp_path / "t" / "a.parquet", KINDS[0])
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Table
-from feedline.warehouse.snapshot.same_files import same_files
+from feedline.warehouse.snapshot.snapshot import same_files
 
 
 def test_files_are_the_same_by_their_real_path(tmp_path: Path):

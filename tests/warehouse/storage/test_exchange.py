@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from feedline.warehouse.storage.exchange import exchange
+from feedline.warehouse.storage.whole_file import exchange
 
 
 def test_two_folders_are_exchanged_or_nothing_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

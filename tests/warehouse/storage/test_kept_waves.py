@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from feedline.warehouse.storage.kept_waves import KeptWaves
+from feedline.warehouse.storage.content_store import KeptWaves
 
 TABLES = [pa.table({"x": [1, 2]}), pa.table({"y": ["a"]})]
 

@@ -18,8 +18,7 @@ from feedline import Table
 from feedline.errors import TableChangedError
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.reading.read import read_arrow
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.storage.locations import Location, _Handler, locate, real_name, uri_on
 
 

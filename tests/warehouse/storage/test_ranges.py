@@ -21,8 +21,7 @@ from feedline import Table
 from feedline.errors import DataError, TableChangedError, TableError
 from feedline.warehouse.parquet.footer import chunk_ranges
 from feedline.warehouse.reading.read import read_arrow
-from feedline.warehouse.selection.fragments import plan_fragments
-from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.storage.faults import ShortBodyError
 from feedline.warehouse.storage.locations import absolute, locate, redact
 from feedline.warehouse.storage.ranges import (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import column, distinct, key, table
 
-from feedline.workbench.begin.held_out import (
+from feedline.workbench.begin.trial import (
     MOST,
     KeyRows,
     by_hash,

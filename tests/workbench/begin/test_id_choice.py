@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from profiles import column, distinct, numbers
 
-from feedline.workbench.begin.id_choice import buckets_for, choose_boolean, choose_ids
+from feedline.workbench.begin.column_choice import buckets_for, choose_boolean, choose_ids
 from feedline.workbench.begin.init_plan import LeftOut, PlannedFeature
 
 RARE = "vocabulary; those of fewer than {} rows teach the id of unknown ones"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from profiles import column, distinct, lengths
 
+from feedline.workbench.begin.column_choice import choose_list
 from feedline.workbench.begin.init_plan import LeftOut, PlannedFeature
-from feedline.workbench.begin.list_choice import choose_list
 from feedline.workbench.profile.table_facts import ColumnProfile
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from profiles import column, numbers
 
-from feedline.workbench.begin.number_choice import choose_indicator, choose_number
+from feedline.workbench.begin.column_choice import choose_indicator, choose_number
 
 
 def test_numbers_are_standardized_and_nulls_become_the_mean():

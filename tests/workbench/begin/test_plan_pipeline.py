@@ -15,7 +15,7 @@ from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.expressions import parse
 from feedline.pipeline import Pipeline
 from feedline.spec import parse_spec
-from feedline.spec.document.yaml_document import read_document
+from feedline.spec.yaml_document import read_document
 from feedline.workbench.begin.init_plan import Choices, HeldOut
 from feedline.workbench.begin.pipeline_text import pipeline_text
 from feedline.workbench.begin.plan_pipeline import fitting_batches, guess_choices, pipeline_name

@@ -11,8 +11,8 @@ from profiles import binary, column, session_of, table, time_of
 from rich.console import Console
 
 from feedline.errors import SpecError
+from feedline.workbench.begin.init import ask_choices
 from feedline.workbench.begin.init_plan import Choices
-from feedline.workbench.begin.questions import ask_choices
 from feedline.workbench.profile.table_facts import DistinctCount, TableFacts
 
 FACTS = table(

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from profiles import NAMES
 
 from feedline.expressions import bind_expression, bind_where, parse
-from feedline.spec.document.overrides import substitute_variables
-from feedline.spec.document.positions import Problems
-from feedline.spec.document.yaml_document import read_document
 from feedline.spec.features import read_features
+from feedline.spec.overrides import substitute_variables
+from feedline.spec.yaml_document import Problems, read_document
 from feedline.workbench.begin.quoting import (
     column_expr,
     comment,

@@ -10,7 +10,7 @@ import pytest
 from profiles import column, time_of
 
 from feedline.pipeline import Pipeline
-from feedline.workbench.begin.time_choice import choose_times
+from feedline.workbench.begin.column_choice import choose_times
 
 MOMENTS = [datetime(1969, 12, 31, 23, 59), datetime(1970, 1, 1), datetime(2026, 7, 5, 13), datetime(2028, 2, 29, 7, 30)]
 RANGE = ("2026-01-01T05:00:00", "2026-03-01T00:00:00")

@@ -11,8 +11,8 @@ from begun_plans import planned
 from hypothesis import given, settings
 from profiles import NAMES, binary, column, key, numbers, table
 
+from feedline.workbench.begin.init import train_script
 from feedline.workbench.begin.init_plan import HeldOut
-from feedline.workbench.begin.train_script import train_script
 
 ROOT = Path(__file__).resolve().parents[3]
 LATE = HeldOut(by=("ds",), train='ds < "2026-01-04"', held_out='ds >= "2026-01-04"', reason="")

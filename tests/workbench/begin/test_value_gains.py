@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feedline.workbench.begin.value_gains import LabelTargets, ValueGain
+from feedline.workbench.begin.learnt_facts import LabelTargets, ValueGain
 
 ROWS = 8_000
 RANDOM = np.random.default_rng(2)

@@ -11,10 +11,10 @@ import pytest
 from costly_tables import costly_plan
 
 from feedline.blocks.jobs import compile_job
-from feedline.workbench.explain import column_costs
-from feedline.workbench.explain.column_costs import _call_seconds, measure_decoding, stored_as
+from feedline.workbench.explain import cost_account
+from feedline.workbench.explain.cost_account import _call_seconds, measure_decoding, stored_as
 from feedline.workbench.explain.cpu_time import CpuBudget
-from feedline.workbench.explain.sampled_blocks import sample_blocks
+from feedline.workbench.explain.pass_costs import sample_blocks
 
 
 def test_lists_cost_most_and_sums_agree(tmp_path: Path):
@@ -39,7 +39,7 @@ def test_lists_cost_most_and_sums_agree(tmp_path: Path):
 def test_columns_beyond_the_budget_share_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plan = costly_plan(tmp_path)
     sample = sample_blocks(plan.source, 1)
-    monkeypatch.setattr(column_costs, "_MOST_COLUMNS", 1)
+    monkeypatch.setattr(cost_account, "_MOST_COLUMNS", 1)
     costs = measure_decoding(sample, compile_job(sample.job), plan.source.snapshot, CpuBudget(), rounds=1)
     assert {column.name for column in costs.columns if column.is_measured} == {"hist"}
     rest = [column for column in costs.columns if not column.is_measured]

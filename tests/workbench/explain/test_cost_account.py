@@ -14,8 +14,14 @@ from costly_tables import costly_pipeline, costly_plan
 
 from feedline.errors import PlanError
 from feedline.spec import load_spec
-from feedline.workbench.explain.column_costs import ColumnCost, DecodeCosts, StoredAs
-from feedline.workbench.explain.cost_account import CostAccount, divide_costs, measure_costs
+from feedline.workbench.explain.cost_account import (
+    ColumnCost,
+    CostAccount,
+    DecodeCosts,
+    StoredAs,
+    divide_costs,
+    measure_costs,
+)
 from feedline.workbench.explain.cost_process import measure_apart
 from feedline.workbench.explain.cpu_time import CpuEstimate
 from feedline.workbench.explain.pass_costs import PassCost, PassCosts

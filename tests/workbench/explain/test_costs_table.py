@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from feedline.workbench.explain.costs_table import costs_table
+from feedline.workbench.explain.explain_table import costs_table
 
 
 def feature(name: str, seconds: float, sharers: int = 1) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
 from feedline.workbench.explain.cpu_time import CpuEstimate
-from feedline.workbench.explain.data_advice import advice_on_data, stage_parts
+from feedline.workbench.explain.explained_costs import advice_on_data, stage_parts
 from feedline.workbench.explain.measured_costs import DataChange
 
 # 2 CPU-s per million rows on two cores: a million rows per second.

@@ -30,7 +30,7 @@ from feedline.workbench.explain.data_changes import (
     find_changes_of_data,
 )
 from feedline.workbench.explain.measured_costs import ChangeKind, DataChange
-from feedline.workbench.explain.sampled_blocks import BlockSample, sample_blocks
+from feedline.workbench.explain.pass_costs import BlockSample, sample_blocks
 
 LISTS: dict[str, Any] = {
     "dense": {"price": [{"fill_null": 0}, "log1p"]},

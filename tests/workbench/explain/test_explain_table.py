@@ -9,10 +9,10 @@ from typing import Any
 from explained_runs import rank_samples
 from rich.console import Console
 
-from feedline.loader.limits.advice import Advice
+from feedline.loader.limits.machine_advice import Advice
 from feedline.loader.limits.run_facts import Interval
 from feedline.workbench.explain.explain_table import explain_view
-from feedline.workbench.explain.explanation import Explanation, HeadspaceFacts, explanation_facts
+from feedline.workbench.explain.explained_costs import Explanation, HeadspaceFacts, explanation_facts
 
 
 def shown(facts: dict[str, Any]) -> str:

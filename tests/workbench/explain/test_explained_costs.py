@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.workbench.explain.cpu_time import CpuEstimate
-from feedline.workbench.explain.explained_costs import explained_with_costs
-from feedline.workbench.explain.explanation import Explanation, RankSamples
+from feedline.workbench.explain.explained_costs import Explanation, RankSamples, explained_with_costs
 from feedline.workbench.explain.measured_costs import DataChange, MeasuredCosts
 
 SAMPLE = RunFacts(

@@ -6,7 +6,7 @@ import json
 
 from explained_runs import rank_samples
 
-from feedline.workbench.explain.explanation import Explanation, HeadspaceFacts, explanation_facts
+from feedline.workbench.explain.explained_costs import Explanation, HeadspaceFacts, explanation_facts
 
 
 def test_facts_are_those_of_the_slowest_rank_samples() -> None:

@@ -14,8 +14,8 @@ import pytest
 from feedline.blocks.block_encoder import StageClock
 from feedline.errors import DataError
 from feedline.loader.limits.run_facts import RunFacts
+from feedline.workbench.explain.cost_account import lock_share, measure_lock_share
 from feedline.workbench.explain.cpu_time import CpuBudget
-from feedline.workbench.explain.lock_share import lock_share, measure_lock_share
 
 DATA = bytes(4 * 2**20)
 

@@ -16,8 +16,7 @@ from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.compile.step_passes import StepPass
 from feedline.workbench.explain import pass_costs
 from feedline.workbench.explain.cpu_time import CpuBudget
-from feedline.workbench.explain.pass_costs import REPEATS, StepCost, _fair_share, measure_passes
-from feedline.workbench.explain.sampled_blocks import sample_blocks
+from feedline.workbench.explain.pass_costs import REPEATS, StepCost, _fair_share, measure_passes, sample_blocks
 
 SHARED = {
     "dense": {

@@ -16,13 +16,13 @@ from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.planning.plan import Plan
 from feedline.resources.scratch import scratch_folder
-from feedline.workbench.explain import rewritten_blocks
-from feedline.workbench.explain.rewritten_blocks import (
+from feedline.workbench.explain import data_changes
+from feedline.workbench.explain.data_changes import (
     mean_row_group_rows,
     read_columns,
     rewrite_sample,
 )
-from feedline.workbench.explain.sampled_blocks import BlockSample, sample_blocks
+from feedline.workbench.explain.pass_costs import BlockSample, sample_blocks
 
 
 def images(sample: BlockSample) -> list[bytes]:
@@ -86,7 +86,7 @@ def test_names_with_dots_and_structs_are_written(tmp_path: Path):
 def test_row_groups_are_joined_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plan = costly_plan(tmp_path, rows=2_048, row_group_rows=256, list_mean=6, files=4)
     sample = sample_blocks(plan.source, 1)
-    monkeypatch.setattr(rewritten_blocks, "ROW_GROUP_ROWS", 1_024)
+    monkeypatch.setattr(data_changes, "ROW_GROUP_ROWS", 1_024)
     with scratch_folder() as folder:
         rewritten = rewrite_sample(sample, compile_job(sample.job), folder, merge=True)
         assert images(rewritten.sample) == images(sample)

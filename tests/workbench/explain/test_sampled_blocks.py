@@ -13,8 +13,8 @@ from feedline.blocks.block_encoder import StageClock
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.errors import PlanError
-from feedline.workbench.explain import sampled_blocks
-from feedline.workbench.explain.sampled_blocks import (
+from feedline.workbench.explain import pass_costs
+from feedline.workbench.explain.pass_costs import (
     bare_job,
     decode_block,
     encode_block,
@@ -46,7 +46,7 @@ def test_large_blocks_are_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plan = costly_plan(
         tmp_path, files=1, row_group_rows=1_024, shuffle="off", source={"table": str(tmp_path / "table")}
     )
-    monkeypatch.setattr(sampled_blocks, "_MOST_ROWS", 1_500)
+    monkeypatch.setattr(pass_costs, "_MOST_ROWS", 1_500)
     sample = sample_blocks(plan.source, 1)
     [request] = sample.requests
     assert request.rows == sum(piece.rows for piece in request.pieces) <= 1_500

@@ -14,7 +14,7 @@ from feedline.commands.run import RunRequest, feeder_accesses
 from feedline.errors import FeedlineError
 from feedline.progress import Progress, on_progress
 from feedline.spec import load_spec
-from feedline.workbench.explain.explanation import Explanation
+from feedline.workbench.explain.explained_costs import Explanation
 from feedline.workbench.explain.short_run import run_shortly
 
 

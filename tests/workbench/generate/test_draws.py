@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 
-from feedline.workbench.generate.draws import draw_words, effect, geometric, lognormal, nulls, unit, zipf
+from feedline.workbench.generate.clicks import draw_words, effect, geometric, lognormal, nulls, unit, zipf
 
 WORDS = draw_words((1, 2), (3, 4, 5), 50_000)
 

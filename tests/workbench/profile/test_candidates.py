@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import polars as pl
 import pytest
 
-from feedline.workbench.profile.candidates import find_labels, find_times
-from feedline.workbench.profile.number_measures import number_facts
+from feedline.workbench.profile.column_measures import number_facts
+from feedline.workbench.profile.profile_table import find_labels, find_times
 from feedline.workbench.profile.roles import epoch_unit
 from feedline.workbench.profile.table_facts import ColumnProfile, DistinctCount
 

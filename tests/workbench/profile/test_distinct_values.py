@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.workbench.profile.distinct_values import count_distinct, frequent_values
+from feedline.workbench.profile.column_measures import count_distinct, frequent_values
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,7 +11,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.workbench.profile.drift_measures import bin_numbers, bin_values, distance, missing_share, stability_index
+from feedline.workbench.profile.drift import bin_numbers, bin_values, distance, missing_share, stability_index
 
 
 def test_the_stability_index_is_a_symmetric_divergence():

@@ -8,7 +8,7 @@ from rich.console import Console
 from test_profile_tables import FACTS
 
 from feedline.workbench.profile.drift import ColumnDrift, TableDrift
-from feedline.workbench.profile.drift_tables import drift_cells, drift_summary, print_drift
+from feedline.workbench.profile.profile_tables import drift_cells, drift_summary, print_drift
 
 PRICE = ColumnDrift(name="price", psi=0.3, ks=0.2, nulls=(0.0, 0.5), mean=(1.0, 2.0), median=(1, 1), new=0.25)
 GONE = ColumnDrift(name="gone", psi=None, note="only in the base")

@@ -14,13 +14,13 @@ import pytest
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
+from feedline.workbench.profile.column_measures import number_facts
 from feedline.workbench.profile.footer_measures import (
     FooterRanges,
     partition_keys,
     row_group_sizes,
     stored_columns_of,
 )
-from feedline.workbench.profile.number_measures import number_facts
 from feedline.workbench.profile.table_facts import ColumnProfile
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from feedline.workbench.profile.html_pictures import (
+from feedline.workbench.profile.html_page import (
     BarRow,
     html_bars,
     html_histogram,

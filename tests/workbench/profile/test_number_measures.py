@@ -11,7 +11,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.workbench.profile.number_measures import histogram_of, moments, number_facts, quantiles_of
+from feedline.workbench.profile.column_measures import histogram_of, moments, number_facts, quantiles_of
 from feedline.workbench.profile.table_facts import QUANTILES
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from test_drift_tables import GONE, PRICE, SAME
 from test_profile_tables import FACTS, NUMBERS, ODD
 
-from feedline.workbench.profile.drift import TableDrift
-from feedline.workbench.profile.drift_measures import BinnedCounts
+from feedline.workbench.profile.drift import BinnedCounts, TableDrift
 from feedline.workbench.profile.profile_page import drift_page, profile_page
 from feedline.workbench.profile.table_facts import ColumnProfile, FrequentValue
 

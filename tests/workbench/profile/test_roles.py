@@ -6,7 +6,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from feedline.workbench.profile.number_measures import number_facts
+from feedline.workbench.profile.column_measures import number_facts
 from feedline.workbench.profile.roles import is_id_like, name_words, role_of_integers, role_of_type
 from feedline.workbench.profile.table_facts import ColumnRole, DistinctCount
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feedline.workbench.profile.sessions import candidate_columns, measure_session, slot_bytes
+from feedline.workbench.profile.profile_table import candidate_columns, measure_session, slot_bytes
 from feedline.workbench.profile.table_facts import ColumnProfile, DistinctCount, ListLengths
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.workbench.profile.time_order import TimeOrder
+from feedline.workbench.profile.profile_table import TimeOrder
 
 ROW = st.tuples(st.one_of(st.none(), st.integers(0, 5)), st.one_of(st.none(), st.integers(0, 5)))
 

@@ -1,1 +1,0 @@
-"""Functions and methods of the expression language, with their signatures."""

@@ -1,1 +1,0 @@
-"""Functions of numpy arrays to numpy arrays, without any op or feature."""
