@@ -9,26 +9,86 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import BlockEncoder, HandOver, StageClock
-from feedline.blocks.cache.cached_rows import CachedRows, cached_rows
+from feedline.blocks.cache.cached_rows import cached_rows
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.piece_chunks import piece_chunks
-from feedline.blocks.request import BlockRequest, BlockResult, Job
+from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.blocks.row_order import chunk_order, ordered_rows
 from feedline.errors import DataError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encode import can_order
-from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout
-from feedline.loader.encoding.quality import Quality, merge
-from feedline.loader.encoding.shuffled_rows import Rows, shuffle
+from feedline.loader.encoding.quality import Quality
+from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.loader.encoding.slot import encoded_rows, write_rows
-from feedline.warehouse.rebase.recorded_rows import recorder_of
+from feedline.warehouse.rebase.recorded_rows import recorded, recorder_of
+
+
+class BlockRows(Protocol):
+    """The rows of a block under way. rows: of the pieces so far. cached: what a cache had of them; None without one."""
+
+    rows: int
+
+    @property
+    def cached(self) -> CacheCounts | None: ...
+
+    def add(self, piece: PieceRequest) -> pl.Series:
+        """Compute a piece's rows; returns what orders them, one value per row (empty if no column does)."""
+
+    def finish(self, index: NDArray[np.int64] | None) -> list[Rows]:
+        """The rows, taken in this order (None: as they come)."""
+
+    def quality(self) -> Quality:
+        """What was counted of their values."""
+
+
+class _ComputedRows:
+    """The rows of a block that are all computed: each chunk is encoded before the next one is decoded."""
+
+    cached: CacheCounts | None = None
+
+    def __init__(
+        self, job: Job, compiled: CompiledJob, request: BlockRequest, clock: StageClock, hand_over: HandOver | None
+    ) -> None:
+        self._job, self._compiled, self._clock = job, compiled, clock
+        permutes = request.permutation is not None and (job.ordering is None or job.ordering.permutes)
+        self._encoder = BlockEncoder(compiled, clock, whole=permutes and can_order(compiled.layout.schema))
+        if hand_over is not None and request.permutation is None:
+            self._encoder.hand_over(hand_over, request.rows)
+        self.rows = 0
+
+    def add(self, piece: PieceRequest) -> pl.Series:
+        encoder, order, values = self._encoder, self._job.ordering, list[pl.Series]()
+        encoder.begin_piece()
+        first_rows = 0 if self.rows else encoder.first_rows
+        chunks = piece_chunks(self._compiled, piece, as_stored=True, first_rows=first_rows)
+        for chunk in recorded(chunks, recorder_of(self._job.record, piece.fragment, piece.skip, piece.rows)):
+            if order is not None:
+                values.append(chunk_order(order, chunk))
+            self.rows += chunk.frame.height
+            self._clock.lap("read")
+            encoder.add(chunk)
+            del chunk  # before the next one is decoded
+        return pl.concat(values) if values else pl.Series()
+
+    def finish(self, index: NDArray[np.int64] | None) -> list[Rows]:
+        if index is None:
+            return [*self._encoder.finish()]
+        rows: list[Rows] = [self._encoder.finish_in_order(index)]
+        self._clock.lap("encode")
+        return rows
+
+    def quality(self) -> Quality:
+        return self._encoder.observer.quality()
 
 
 def run_block(
@@ -42,99 +102,22 @@ def run_block(
     """
     job = find_job(job)
     check_environment(job.environment)
-    compiled = compile_job(job)
-    clock = StageClock()
+    compiled, clock = compile_job(job), StageClock()
+    if job.record is not None:
+        hand_over = None
     cache = cached_rows(job, compiled)
-    if cache is not None:
-        return _run_cached(job, compiled, cache, request, key, packed, hand_over if job.record is None else None)
-    order = job.ordering
-    permutes = request.permutation is not None and (order is None or order.permutes)
-    encoder = BlockEncoder(compiled, clock, whole=permutes and can_order(compiled.layout.schema))
-    if hand_over is not None and request.permutation is None and job.record is None:
-        encoder.hand_over(hand_over, request.rows)
-    values, block_rows = list[pl.Series](), 0
-    for piece in request.pieces:
-        of_piece = list[pl.Series]()
-        recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
-        encoder.begin_piece()
-        for chunk in piece_chunks(compiled, piece, as_stored=True, first_rows=0 if block_rows else encoder.first_rows):
-            if order is not None:
-                of_piece.append(chunk_order(order, chunk))
-            block_rows += chunk.frame.height
-            if recorder is not None:
-                recorder.add(chunk.frame)
-            clock.lap("read")
-            encoder.add(chunk)
-            del chunk  # before the next one is decoded
-        if of_piece:
-            values.append(pl.concat(of_piece))
-        if recorder is not None:
-            recorder.write()
+    block: BlockRows = (
+        _ComputedRows(job, compiled, request, clock, hand_over)
+        if cache is None
+        else cache.block(request, clock, hand_over)
+    )
+    values = [block.add(piece) for piece in request.pieces]
     clock.lap("read")
-    _check_rows(key, block_rows, request)
-    index = ordered_rows(order, request, values.__getitem__)
-    if index is None:
-        rows: list[Rows] = [*encoder.finish()]
-    else:
-        rows = [encoder.finish_in_order(index)]
-        clock.lap("encode")
-    return _result(compiled, request, key, packed, rows, clock, encoder.observer.quality(), None)
-
-
-def _run_cached(
-    job: Job,
-    compiled: CompiledJob,
-    cache: CachedRows,
-    request: BlockRequest,
-    key: str,
-    packed: bool,
-    hand_over: HandOver | None,
-) -> BlockResult:
-    """The block of a job with a cache: the same rows, part by part."""
-    clock, counts = StageClock(), list[CacheCounts]()
-    parts, qualities, values = list[EncodedRows](), list[Quality](), list[pl.Series]()
-    in_order, block_rows = request.permutation is None, 0
-    cache.begin(request.epoch)
-    for piece in request.pieces:
-        of_piece = list[pl.Series]()
-        recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
-        if recorder is not None:
-            cache.record(piece, recorder)
-        for part in cache.parts(piece, clock, counts.append):
-            block_rows += part.rows.rows
-            qualities.append(part.quality)
-            parts.append(part.rows)
-            if part.order is not None:
-                of_piece.append(part.order)
-            if hand_over is not None and in_order and block_rows < request.rows:
-                hand_over.take(part.rows)
-        if of_piece:
-            values.append(pl.concat(of_piece))
-    clock.lap("read")
-    _check_rows(key, block_rows, request)
-    index = ordered_rows(job.ordering, request, values.__getitem__)
-    rows: list[Rows] = [*parts] if index is None else [shuffle(parts, index)]
-    cached = sum(counts, CacheCounts())
-    return _result(compiled, request, key, packed, rows, clock, merge(qualities), cached)
-
-
-def _check_rows(key: str, rows: int, request: BlockRequest) -> None:
-    if rows != request.read_rows:
+    if block.rows != request.read_rows:
         raise DataError(
-            f"block {key} has another number of rows than planned: got {rows}, expected {request.read_rows}"
+            f"block {key} has another number of rows than planned: got {block.rows}, expected {request.read_rows}"
         )
-
-
-def _result(
-    compiled: CompiledJob,
-    request: BlockRequest,
-    key: str,
-    packed: bool,
-    rows: list[Rows],
-    clock: StageClock,
-    quality: Quality,
-    cached: CacheCounts | None,
-) -> BlockResult:
+    rows = block.finish(ordered_rows(job.ordering, request, values.__getitem__))
     image = pack_block(compiled.layout, rows) if packed else None
     clock.lap("encode")
     return BlockResult(
@@ -143,8 +126,8 @@ def _result(
         parts=None if packed else tuple(rows),
         image=image,
         nbytes_read=request.nbytes,
-        quality=quality,
-        cached=cached,
+        quality=block.quality(),
+        cached=block.cached,
         **clock.times(),
     )
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from feedline.blocks.block_encoder import BlockEncoder, StageClock
+from feedline.blocks.block_encoder import BlockEncoder, HandOver, StageClock
 from feedline.blocks.cache.auto_choice import AutoChoice, AutoFilling
 from feedline.blocks.cache.cached_features import (
     CachedFeatures,
@@ -33,18 +34,19 @@ from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
 from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import piece_chunks
-from feedline.blocks.request import Job, PieceRequest, kept_columns
+from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_columns
 from feedline.blocks.row_counts import RowCounts
 from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
-from feedline.loader.encoding.quality import Quality
+from feedline.loader.encoding.quality import Quality, merge
+from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.spec.features import FeatureSpec
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
-from feedline.warehouse.rebase.recorded_rows import Recorder, remaining_rows, spans_of
+from feedline.warehouse.rebase.recorded_rows import recorded, recorder_of, remaining_rows, spans_of
 
 Columns = Mapping[str, CachedColumn]
 
@@ -93,9 +95,10 @@ class CachedRows:
         if self._names.order is not None:
             self._wanted.append(self._names.order)
 
-    def begin(self, epoch: int) -> None:
-        """A block of an epoch begins."""
-        self._choice.begin(epoch)
+    def block(self, request: BlockRequest, clock: StageClock, hand_over: HandOver | None) -> CachedBlock:
+        """Begin a block. hand_over: takes its rows as they come, if they are delivered in that order."""
+        self._choice.begin(request.epoch)
+        return CachedBlock(self, request, clock, hand_over if request.permutation is None else None)
 
     def parts(
         self, piece: PieceRequest, clock: StageClock, count: Callable[[CacheCounts], None]
@@ -118,11 +121,12 @@ class CachedRows:
             for segment in segments(remaining_rows(alone), start, stop):
                 yield self._segment(alone, segment, clock, count)
 
-    def record(self, piece: PieceRequest, recorder: Recorder) -> None:
-        """Record the identities of a piece's rows, of which the row key and what orders rows are read."""
-        for chunk in piece_chunks(self._compiled, piece, kept_columns(self._job)):
-            recorder.add(chunk.frame)
-        recorder.write()
+    def record(self, piece: PieceRequest) -> None:
+        """Record the identities of a piece's rows, if the job does; only the columns that name them are read."""
+        recorder = recorder_of(self._job.record, piece.fragment, piece.skip, piece.rows)
+        if recorder is not None:
+            for _ in recorded(piece_chunks(self._compiled, piece, kept_columns(self._job)), recorder):
+                pass
 
     def _segment(
         self, fragment: Fragment, segment: Segment, clock: StageClock, count: Callable[[CacheCounts], None]
@@ -312,6 +316,37 @@ class CachedRows:
         assert order is not None
         chunks = piece_chunks(self._compiled, piece, [order.column])
         return pl.concat([chunk_order(order, chunk) for chunk in chunks])
+
+
+class CachedBlock:
+    """The rows of a block of which features are found in a cache, or put there (`blocks.compute.BlockRows`)."""
+
+    def __init__(self, cache: CachedRows, request: BlockRequest, clock: StageClock, hand_over: HandOver | None) -> None:
+        self._cache, self._clock, self._hand_over, self._last = cache, clock, hand_over, request.rows
+        self._parts, self._qualities = list[EncodedRows](), list[Quality]()
+        self.rows, self.cached = 0, CacheCounts()
+
+    def add(self, piece: PieceRequest) -> pl.Series:
+        values = list[pl.Series]()
+        self._cache.record(piece)
+        for part in self._cache.parts(piece, self._clock, self._count):
+            self.rows += part.rows.rows
+            self._qualities.append(part.quality)
+            self._parts.append(part.rows)
+            if part.order is not None:
+                values.append(part.order)
+            if self._hand_over is not None and self.rows < self._last:
+                self._hand_over.take(part.rows)
+        return pl.concat(values) if values else pl.Series()
+
+    def _count(self, counts: CacheCounts) -> None:
+        self.cached += counts
+
+    def finish(self, index: NDArray[np.int64] | None) -> list[Rows]:
+        return [*self._parts] if index is None else [shuffle(self._parts, index)]
+
+    def quality(self) -> Quality:
+        return merge(self._qualities)
 
 
 _caches: SingleFlight[str, CachedRows] = SingleFlight()

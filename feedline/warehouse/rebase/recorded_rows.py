@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError
 from feedline.hashing import Words
-from feedline.warehouse.reading.fragment import Fragment, count_excluded, unpack_mask
+from feedline.warehouse.reading.fragment import Chunk, Fragment, count_excluded, unpack_mask
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.row_identity import Identity
@@ -101,6 +101,22 @@ class Recorder:
                 "excluded": pa.array(excluded, pa.binary()),
             }
         )
+
+
+def recorded(chunks: Iterator[Chunk], recorder: Recorder | None) -> Iterator[Chunk]:
+    """The chunks of a piece, whose rows' identities are recorded on the way."""
+    if recorder is None:
+        return chunks
+
+    def add(chunk: Chunk) -> Chunk:
+        recorder.add(chunk.frame)
+        return chunk
+
+    def written() -> Iterator[Chunk]:
+        yield from map(add, chunks)  # which keeps no reference to a chunk
+        recorder.write()
+
+    return written()
 
 
 def recorder_of(recording: Recording | None, fragment: Fragment, skip: int, rows: int) -> Recorder | None:
