@@ -163,7 +163,7 @@ def test_the_window_is_bounded_and_within_memory(loads: list[Load], lanes: int, 
     assert decision.reason
 
 
-@given(st.lists(LOADS, min_size=1, max_size=12), st.integers(1, 8))
+@given(st.lists(LOADS, min_size=1, max_size=10), st.integers(1, 8))  # a want of room is remembered for ten
 def test_a_load_that_varies_does_not_make_the_window_oscillate(cycle: list[Load], lanes: int):
     """However a load varies, if it comes back within the patience of its memory the window settles and stays."""
     limits = WindowLimits(open_blocks=lanes, memory_bytes=GB)
