@@ -37,8 +37,8 @@ from feedline.loader.launcher import RankInfo
 from feedline.loader.rank_agreement import hello_of
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.launch import feeder_access
-from feedline.planning.column_groups import plan_column_group
 from feedline.planning.plan import Plan
+from feedline.planning.resolve import plan_column_group
 from feedline.spec import load_spec
 from feedline.spec.chosen_features import choose_features
 from feedline.warehouse.reading.read import bytes_of, read_fragment

@@ -24,8 +24,7 @@ from rich.text import Text
 
 from feedline import Pipeline
 from feedline.blocks.permutation import permutation
-from feedline.commands.plan.lane_borders import row_groups_read_twice
-from feedline.commands.plan.report import row_bytes
+from feedline.commands.plan.report import row_bytes, row_groups_read_twice
 from feedline.errors import PlanError
 from feedline.planning.source_plan import SourcePlan
 from feedline.spec.sections import ShuffleSpec

@@ -16,15 +16,18 @@ import typer
 from rich.console import Console
 
 from feedline.commands.command_list import LOOK, OPERATE, PREPARE, RUN, CommandList
-from feedline.commands.completions import (
+from feedline.commands.consoles import console_on, print_facts, say
+from feedline.commands.exit_status import Stop, end_with
+from feedline.commands.pipeline_arguments import (
+    AsJson,
+    Overrides,
+    PipelinePath,
+    Source,
     complete_features,
     complete_pipeline,
     complete_words,
     rejoin_override,
 )
-from feedline.commands.consoles import console_on, print_facts, say
-from feedline.commands.exit_status import Stop, end_with
-from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
 from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.version import VERSION
@@ -164,7 +167,7 @@ def plan(
     from feedline.commands.plan import views
     from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
-    from feedline.planning.binding.table_features import required_functions
+    from feedline.planning.table_features import required_functions
     from feedline.transforms.registry.user_functions import keep_pandas_out
 
     spec = _load(pipeline, overrides, source)

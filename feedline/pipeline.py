@@ -20,13 +20,13 @@ from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.wire.facts import Hello
-from feedline.planning.column_groups import plan_column_group
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import (
     Fit,
     current_snapshot,
     current_snapshots,
     lanes_for,
+    plan_column_group,
     preview_plan,
     resolve_hello,
     resolve_next,

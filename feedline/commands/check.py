@@ -24,9 +24,9 @@ from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.fitting.row_check import MAX_SHARE, RowReport
 from feedline.pipeline import Pipeline
-from feedline.planning.binding.read_columns import read_columns_of
+from feedline.planning.exclusions import matching_exclusion
 from feedline.planning.nulls import Gaps, absence_line, find_gaps
-from feedline.planning.rows.exclusions import matching_exclusion
+from feedline.planning.read_columns import read_columns_of
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.fit_workers import DaskWorkers

@@ -20,10 +20,9 @@ from feedline.artifacts.store import StoredArtifactSet
 from feedline.errors import DataError, PlanError
 from feedline.expressions.moments import python_values
 from feedline.pipeline import Pipeline
-from feedline.planning.binding.fitted_artifacts import artifact_set_ref
-from feedline.planning.binding.selected_rows import bound_marks, bound_sample, bound_where, rows_of
-from feedline.planning.binding.table_features import compile_spec, planned_schema
-from feedline.planning.rows.exclusions import named_exclusion
+from feedline.planning.exclusions import named_exclusion
+from feedline.planning.read_columns import bound_marks, bound_sample, bound_where, rows_of
+from feedline.planning.table_features import artifact_set_ref, compile_spec, planned_schema
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading

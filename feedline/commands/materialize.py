@@ -15,9 +15,8 @@ from typing import Annotated
 import typer
 
 from feedline.commands.cluster.connect import pipeline_cluster
-from feedline.commands.completions import complete_words
 from feedline.commands.exit_status import exit_on_signals
-from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
+from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, Source, complete_words
 from feedline.commands.progress_line import ProgressLine
 from feedline.materialize.write_plan import MaterializeReport
 from feedline.pipeline import Pipeline

@@ -19,15 +19,14 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from feedline.commands.completions import complete_words
 from feedline.commands.consoles import console_on, say
 from feedline.commands.exit_status import exit_on_signals
-from feedline.commands.pipeline_arguments import AsJson, names_pipeline
+from feedline.commands.pipeline_arguments import AsJson, complete_words, names_pipeline
 from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
-from feedline.planning.binding.read_columns import read_columns_of
+from feedline.planning.read_columns import read_columns_of
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.open_cluster import open_cluster

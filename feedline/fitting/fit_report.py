@@ -12,7 +12,7 @@ from typing import Any
 
 from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.store import Fit, StoredArtifactSet
-from feedline.planning.binding.fitted_artifacts import artifact_set_ref, set_refusal
+from feedline.planning.table_features import artifact_set_ref, set_refusal
 from feedline.spec import PipelineSpec
 
 

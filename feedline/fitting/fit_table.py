@@ -18,11 +18,9 @@ from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
 from feedline.fitting.observe import FitJob, TableConditions
 from feedline.fitting.spill import Scratch
-from feedline.planning.binding.fitted_artifacts import artifact_set_ref
-from feedline.planning.binding.read_columns import require_columns
-from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
-from feedline.planning.binding.table_features import compile_spec, planned_schema, required_functions
-from feedline.planning.rows.exclusions import named_exclusion
+from feedline.planning.exclusions import named_exclusion
+from feedline.planning.read_columns import bound_sample, bound_where, require_columns, rows_of
+from feedline.planning.table_features import artifact_set_ref, compile_spec, planned_schema, required_functions
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureSpec
 from feedline.spec.yaml_document import Path

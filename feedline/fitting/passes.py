@@ -47,8 +47,13 @@ from feedline.fitting.observe import (
 )
 from feedline.fitting.reduction import FAN_IN, Workers, map_tasks, reduce_tasks
 from feedline.fitting.spill import PARTS, Scratch, SpilledState, discard, state_parts
-from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
-from feedline.planning.binding.table_features import compile_spec
+from feedline.planning.table_features import (
+    artifact_set_key,
+    artifact_set_ref,
+    artifacts_dir,
+    compile_spec,
+    require_fitted,
+)
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record

@@ -28,12 +28,12 @@ from feedline.fitting.reduction import Workers, run_tasks
 from feedline.loader.encoding.bad_values import bad_rows_of
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.quality import Observer, Quality, measures
-from feedline.planning.binding.table_features import compile_spec, planned_schema
+from feedline.planning.exclusions import recorded_sample
+from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.make_plan import plan_source
 from feedline.planning.resolve import current_snapshot
-from feedline.planning.rows.exclusions import recorded_sample
-from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.planning.source_plan import SourcePlan
+from feedline.planning.table_features import compile_spec, planned_schema
 from feedline.progress import report_progress
 from feedline.spec import PipelineSpec
 from feedline.spec.features import Expectation, broken_bounds

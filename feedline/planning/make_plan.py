@@ -22,23 +22,22 @@ from feedline.blocks.request import Job, ReadEpochs, RowOrder
 from feedline.errors import FeedlineError, NoStepError, PlanError, StateError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotColumn, SlotLayout
-from feedline.planning.binding.fitted_artifacts import artifact_set_ref
-from feedline.planning.binding.read_columns import ReadColumns, require_columns
-from feedline.planning.binding.recording import recording_of
-from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
-from feedline.planning.binding.table_features import (
+from feedline.planning.border import Border, load_border, split_border
+from feedline.planning.exclusions import exclude_rows
+from feedline.planning.length_columns import bucket_counts, length_order
+from feedline.planning.plan import Plan
+from feedline.planning.read_columns import ReadColumns, bound_sample, bound_where, require_columns, rows_of
+from feedline.planning.recording import recording_of
+from feedline.planning.source_plan import SourcePlan
+from feedline.planning.table_features import (
+    artifact_set_ref,
     compile_spec,
     planned_schema,
     refuse_constant_groups,
     required_functions,
 )
-from feedline.planning.binding.weighted_rows import weigh_rows, weight_order
-from feedline.planning.follow.border import Border, load_border, split_border
-from feedline.planning.lengths.length_columns import bucket_counts, length_order
-from feedline.planning.plan import Plan
-from feedline.planning.rows.exclusions import exclude_rows
-from feedline.planning.source_plan import SourcePlan
 from feedline.planning.table_snapshot import as_read, cache_ref
+from feedline.planning.weighted_rows import weigh_rows, weight_order
 from feedline.spec import PipelineSpec
 from feedline.spec.cache_section import CacheSpec
 from feedline.spec.features import FeatureSpec

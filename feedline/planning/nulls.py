@@ -16,7 +16,7 @@ import numpy.typing as npt
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import not_null
-from feedline.planning.binding.read_columns import ReadColumns
+from feedline.planning.read_columns import ReadColumns
 from feedline.transforms.compile.null_probe import null_leaks
 from feedline.warehouse.selection.null_counts import AbsentColumn, absent_columns, null_counts
 from feedline.warehouse.snapshot.snapshot import Snapshot

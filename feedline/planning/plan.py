@@ -29,11 +29,20 @@ from feedline.loader.wire.facts import (
     RestFacts,
     SourceFacts,
 )
-from feedline.planning.epoch_schedule import EpochSchedule, SourceSchedules, split_index
-from feedline.planning.lengths.bucket_schedule import BucketSchedule
+from feedline.planning.bucket_schedule import BucketSchedule
+from feedline.planning.epoch_schedule import (
+    EpochSchedule,
+    Passes,
+    PassPlace,
+    RestOfPass,
+    SourceSchedules,
+    Stop,
+    epoch_steps,
+    passes_of,
+    split_index,
+)
 from feedline.planning.mixing import MixingWindow, RowBytes, choose_window
 from feedline.planning.schedule import Block
-from feedline.planning.source_passes import Passes, PassPlace, RestOfPass, Stop, epoch_steps, passes_of
 from feedline.planning.source_plan import SourcePlan, group_name
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureSpec, OnExpect

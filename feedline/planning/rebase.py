@@ -27,8 +27,8 @@ from feedline.blocks.request import PieceRequest
 from feedline.blocks.row_order import order_values, ordered_rows
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
-from feedline.planning.binding.recording import unkeyed_recording
-from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
+from feedline.planning.delivered_rows import DeliveredRows, find_delivered_rows
+from feedline.planning.recording import unkeyed_recording
 from feedline.planning.schedule import Block
 from feedline.planning.source_plan import SourcePlan, left_out
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask

@@ -10,56 +10,98 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
+from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import FeedlineError, PlanError, StateError, TableError
+from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import checked_state, refuse_step_beyond
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, RebaseRequest
 from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.artifact_choice import resolve_artifacts
-from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
-from feedline.planning.binding.selected_rows import bound_sample, bound_where
-from feedline.planning.binding.table_features import served_schema
-from feedline.planning.column_groups import plan_column_group
-from feedline.planning.follow.border import Border, load_border, split_border
-from feedline.planning.follow.next_border import (
+from feedline.planning.border import Border, load_border, split_border
+from feedline.planning.epoch_schedule import PassPlace
+from feedline.planning.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
+from feedline.planning.length_columns import bucket_counts
+from feedline.planning.make_plan import (
+    FrozenSource,
+    column_schema,
+    load_frozen,
+    plan_source,
+    plan_sources,
+    read_epochs,
+    require_step,
+    snapshot_names,
+)
+from feedline.planning.mixing import MixingWindow
+from feedline.planning.next_border import (
     FollowRequest,
     NothingLandedError,
     border_of_epoch,
     first_border,
     rebased_border,
 )
-from feedline.planning.lengths.length_columns import bucket_counts
-from feedline.planning.make_plan import (
-    FrozenSource,
-    load_frozen,
-    plan_source,
-    plan_sources,
-    require_step,
-    snapshot_names,
-)
-from feedline.planning.mixing import MixingWindow
 from feedline.planning.plan import Plan
+from feedline.planning.read_columns import ReadColumns, bound_sample, bound_where
 from feedline.planning.rebase import rebase, require_comparable
-from feedline.planning.rows.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
-from feedline.planning.source_passes import PassPlace
 from feedline.planning.source_plan import SourcePlan, group_name
+from feedline.planning.table_features import artifact_set_key, artifacts_dir, served_schema
 from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
-from feedline.spec.chosen_features import column_group_name
+from feedline.spec.chosen_features import choose_features, column_group_name
+from feedline.transforms.compile.compiled import compile_some
+from feedline.transforms.registry.user_code import functions_of
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import split_name
 from feedline.warehouse.selection.exclusion import Exclusion
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
+
+# --------------------------------------------------------------------------------------------------------------------
+# Plan a column group: some of a pipeline's features, for the rows and steps of the plan of all of them. batches`.
+# Window and block sizes depend on the bytes that blocks read per row: those of the plan of all features decide, or
+# the groups of a job would not read the same rows.
+
+
+def plan_column_group(plan: Plan, names: Sequence[str]) -> Plan:
+    """The plan of some features, by their names or those of their groups (see `choose_features`); of all for no name.
+
+    plan: of the pipeline. The result has the same snapshot, rows, steps and fingerprints; features, layout, job and
+    columns are those of the group. Raises SpecError for unknown names.
+    """
+    sources = tuple(_plan_group(each, names) for each in plan.sources)
+    return plan if all(map(operator.is_, sources, plan.sources)) else replace(plan, sources=sources)
+
+
+def _plan_group(plan: SourcePlan, names: Sequence[str]) -> SourcePlan:
+    whole = plan.whole or plan
+    if not names:
+        return whole
+    features = compile_some(whole.features, choose_features(whole.spec, names))
+    columns = ReadColumns.of(whole.spec, features, whole.where, whole.sample)
+    schema = pa.ipc.read_schema(pa.py_buffer(whole.job.schema))
+    job = replace(
+        whole.job,
+        features=features.features,
+        schema=column_schema(schema, columns),
+        code=functions_of(features.features),
+        auto=read_epochs(whole.spec, columns, whole.snapshot, whole.selection),
+    )
+    return replace(whole, features=features, layout=SlotLayout(batch_schema(features)), job=job, whole=whole)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 # Fits what is missing on the snapshot of each source and returns the manifest of the artifact set.
 Fit = Callable[[Sequence[Snapshot]], str | None]

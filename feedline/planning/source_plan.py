@@ -22,12 +22,9 @@ from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import PLAN_VERSION
 from feedline.loader.wire.facts import BadFileFacts
-from feedline.planning.binding.fitted_artifacts import require_fitted
-from feedline.planning.binding.read_columns import ReadColumns
-from feedline.planning.binding.weighted_rows import DRAWS_VERSION, RowWeights
-from feedline.planning.follow.border import Border
-from feedline.planning.lengths.bucket_schedule import BucketSchedule
-from feedline.planning.lengths.length_columns import length_facts
+from feedline.planning.border import Border
+from feedline.planning.bucket_schedule import BucketSchedule
+from feedline.planning.length_columns import length_facts
 from feedline.planning.mixing import (
     BlockSizes,
     MixingWindow,
@@ -37,7 +34,10 @@ from feedline.planning.mixing import (
     shuffle_facts,
 )
 from feedline.planning.nulls import Gaps, find_gaps
+from feedline.planning.read_columns import ReadColumns
 from feedline.planning.schedule import Block, Piece, Schedule
+from feedline.planning.table_features import require_fitted
+from feedline.planning.weighted_rows import DRAWS_VERSION, RowWeights
 from feedline.spec import PipelineSpec
 from feedline.spec.chosen_features import column_group_name
 from feedline.transforms.compile.compiled import CompiledFeatures

@@ -30,8 +30,15 @@ from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows, arrow_table
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
-from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
-from feedline.planning.binding.table_features import compile_spec, planned_schema, served_schema
+from feedline.planning.table_features import (
+    artifact_set_key,
+    artifact_set_ref,
+    artifacts_dir,
+    compile_spec,
+    planned_schema,
+    require_fitted,
+    served_schema,
+)
 from feedline.serving.request_types import (
     convert,
     is_pandas,

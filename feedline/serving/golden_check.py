@@ -38,9 +38,8 @@ from feedline.blocks.environment import environment_differences, local_environme
 from feedline.errors import CorruptFileError, DataError, SpecError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.encoded_rows import arrow_table
-from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
-from feedline.planning.binding.selected_rows import bound_sample, bound_where
-from feedline.planning.binding.table_features import served_schema
+from feedline.planning.read_columns import bound_sample, bound_where
+from feedline.planning.table_features import artifact_set_key, artifacts_dir, served_schema
 from feedline.serving.encoder import Serving
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall

@@ -34,7 +34,7 @@ from feedline.artifacts.store import (
 )
 from feedline.blocks.jobs import check_job
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
-from feedline.planning.binding.fitted_artifacts import artifact_set_key
+from feedline.planning.table_features import artifact_set_key
 from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 from feedline.transforms.learning.learner import Artifact

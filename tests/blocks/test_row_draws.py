@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.blocks.permutation import _places, draw_rows
-from feedline.planning.binding.weighted_rows import draws_of_groups
+from feedline.planning.weighted_rows import draws_of_groups
 
 
 @given(st.lists(st.integers(0, 2**2000), min_size=1, max_size=30), st.integers(0, 2**40), st.integers(0, 5))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from minimal_pipeline import MINIMAL
 
-from feedline.commands.completions import (
+from feedline.commands.pipeline_arguments import (
     complete_pipeline,
     complete_words,
     divide_override,

@@ -20,7 +20,7 @@ from feedline.errors import ClusterError
 from feedline.expressions import bind_where
 from feedline.fitting.observe import NO_ROWS, FitJob, FitPiece, States, compile_fit, merge_states, observe_pieces
 from feedline.fitting.spill import Scratch, SpilledState
-from feedline.planning.binding.fitted_artifacts import artifact_set_ref
+from feedline.planning.table_features import artifact_set_ref
 from feedline.spec import load_spec
 from feedline.transforms.compile.compiled import compile_features
 from feedline.warehouse.reading.fragment import Fragment

@@ -21,9 +21,9 @@ from feedline.errors import DataError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.state import state_of
 from feedline.loader.wire.facts import Hello
-from feedline.planning.column_groups import plan_column_group
 from feedline.planning.mixing import MixingWindow
 from feedline.planning.plan import Plan
+from feedline.planning.resolve import plan_column_group
 from feedline.planning.source_plan import group_name
 
 ROWS, SIZE = 2_000, 64

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import PlanError
-from feedline.planning.epoch_schedule import EpochSchedule, SourceSchedules, block_index, split_index
+from feedline.planning.epoch_schedule import (
+    EpochSchedule,
+    SourceSchedules,
+    block_index,
+    epoch_steps,
+    passes_of,
+    split_index,
+)
 from feedline.planning.schedule import Schedule
-from feedline.planning.source_passes import epoch_steps, passes_of
 
 
 def source(rows: int, batch: int, lanes: int, number: int) -> Schedule:

@@ -7,7 +7,7 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.planning.source_passes import Passes, RestOfPass, epoch_steps, passes_of
+from feedline.planning.epoch_schedule import Passes, RestOfPass, epoch_steps, passes_of
 
 stops = st.one_of(st.sampled_from(["first", "all"]), st.integers(1, 40))
 

@@ -22,7 +22,7 @@ from feedline.loader.wire.run_status import FeederStatus
 from feedline.service import feeder_status as status_gatherer
 from feedline.service.feeder_status import StatusGatherer
 from feedline.service.last_runs import LastRun, last_status
-from feedline.service.scheduler.status_source import statuses_of
+from feedline.service.scheduler.extension import statuses_of
 from feedline.spec import load_spec
 
 ROWS = 20_000

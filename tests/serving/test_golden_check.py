@@ -27,7 +27,7 @@ from feedline.artifacts.type_records import load_types
 from feedline.blocks import environment
 from feedline.errors import SpecError
 from feedline.loader.encoding.encoded_rows import arrow_table
-from feedline.planning.binding.fitted_artifacts import artifact_set_key
+from feedline.planning.table_features import artifact_set_key
 from feedline.serving import golden_check
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_check import ROWS_OF_SPLIT, check, compare, ulps_between

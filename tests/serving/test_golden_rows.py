@@ -9,7 +9,7 @@ import pytest
 from recorded_vectors import ROWS, recorded, written
 
 from feedline.errors import DataError
-from feedline.planning.binding.fitted_artifacts import artifact_set_key
+from feedline.planning.table_features import artifact_set_key
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_check import ROWS_OF_SPLIT, load_golden, rows_that_encode
 

@@ -15,7 +15,7 @@ from test_encoder import FEATURES, SCHEMA
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import load_types
 from feedline.errors import CorruptFileError, SpecError
-from feedline.planning.binding.fitted_artifacts import artifact_set_key
+from feedline.planning.table_features import artifact_set_key
 from feedline.serving import golden_check
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_check import ROWS_OF_SPLIT, check, features_id, load_golden, save_golden

@@ -22,12 +22,12 @@ from feedline.blocks.jobs import compile_job
 from feedline.hashing import Words
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
-from feedline.planning.column_groups import plan_column_group
+from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.plan import Plan
-from feedline.planning.rows.epoch_rows import EpochRows, LocatedRows
-from feedline.planning.rows.kept_rows import read_kept_rows
+from feedline.planning.resolve import plan_column_group
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.source_plan import SourcePlan
+from feedline.planning.step_rows import EpochRows, LocatedRows
 
 
 def receipt_of(dataset: FeedlineDataset, batch: Batch) -> dict[str, Any]:

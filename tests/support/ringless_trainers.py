@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedline.commands import feeder_sessions
+from feedline.commands import feed
 from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import BeginStream, EpochDone, FeederFailure, PlanAnswer, PlanRequest
@@ -99,14 +99,14 @@ class Trainer:
 def trainers_of(path: Path, ranks: int = 1, *, with_status: bool = False) -> Iterator[list[Trainer]]:
     """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out.
     with_status: the feeder gathers its status."""
-    request = feeder_sessions.FeedRequest(
+    request = feed.FeedRequest(
         pipeline=load_spec(path).packed(), ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1
     )
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name in ("stop_waiting", "ignore_sigterm"):
-            patch.setattr(feeder_sessions, name, lambda: None)
-        sessions = stack.enter_context(feeder_sessions.open_sessions(request))
+            patch.setattr(feed, name, lambda: None)
+        sessions = stack.enter_context(feed.open_sessions(request))
         feeder = Feeder(sessions.cluster, status=sessions.status if with_status else None)
         channels = []
         for rank in range(ranks):

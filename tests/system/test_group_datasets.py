@@ -26,7 +26,7 @@ from receipts import audit_receipts, receipt_of
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import SpecError
 from feedline.loader.batch import Batch
-from feedline.planning.column_groups import plan_column_group
+from feedline.planning.resolve import plan_column_group
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "column_groups"
 TOWER, SERVER = ["dense", "label", "request_id"], ["categorical", "sparse"]

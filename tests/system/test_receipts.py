@@ -24,8 +24,8 @@ from feedline.errors import DataError
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.slot import encoded_rows
+from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.plan import Plan
-from feedline.planning.rows.kept_rows import read_kept_rows
 
 FEATURES: dict[str, Any] = {
     "dense": {

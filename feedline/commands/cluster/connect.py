@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
-from feedline.planning.binding.table_features import required_functions
+from feedline.planning.table_features import required_functions
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.cluster import Cluster

@@ -15,12 +15,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedline.commands.dedup_table import group_lines
-from feedline.commands.plan.cached import cache_facts, cache_text
-from feedline.commands.plan.drawn_rows import draw_facts, draws_text
-from feedline.commands.plan.excluded import excluded_facts, excluded_stage, excluded_text
-from feedline.commands.plan.followed import followed_facts, followed_text
-from feedline.commands.plan.lane_borders import row_groups_read_twice
-from feedline.commands.plan.parts import part_costs, part_rows
+from feedline.commands.plan.parts import (
+    cache_facts,
+    cache_text,
+    draw_facts,
+    draws_text,
+    excluded_facts,
+    excluded_stage,
+    excluded_text,
+    followed_facts,
+    followed_text,
+    part_costs,
+    part_rows,
+)
 from feedline.commands.plan.step_lengths import describe_lengths, length_rows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
@@ -28,6 +35,7 @@ from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.loader.wire.codec import from_values, to_values
 from feedline.loader.wire.facts import BadFileFacts
 from feedline.native.kernels import compiled_kernels
+from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.dedup.group_measure import describe_groups
 from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
@@ -42,6 +50,32 @@ from feedline.warehouse.selection.pruning_report import SelectionReport, count_f
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import absolute, join, redact
+
+# --------------------------------------------------------------------------------------------------------------------
+# Find the row groups that borders between lanes cut, which are decoded for more than one lane.
+
+
+def row_groups_read_twice(plan: SourcePlan, schedule: Schedule) -> Iterator[int]:
+    """The row groups cut by a border between lanes, which both neighbours decode, one per border; with buckets all
+    that have a border of some bucket."""
+    if isinstance(schedule, BucketSchedule):
+        yield from np.repeat(np.arange(len(plan.selection.rows)), np.maximum(schedule.readers() - 1, 0)).tolist()
+        return
+    rows = plan.remaining_rows(0)
+    ends = np.cumsum(rows, dtype=np.int64)  # of row groups, in the table's order
+    split_starts = (ends - rows)[plan.splits.first_row_group]
+    for lane in range(1, schedule.lanes):
+        border = schedule.lane_bounds(lane)[0]
+        if border in (0, schedule.rows):
+            continue
+        index = int(np.searchsorted(schedule.starts, border, side="right")) - 1
+        row = int(split_starts[schedule.order[index]]) + border - int(schedule.starts[index])
+        group = int(np.searchsorted(ends, row, side="right"))
+        if row != (int(ends[group - 1]) if group else 0):
+            yield group
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 # Estimate of a list's decoded bytes per row, unknown before reading: 20 ids.
 _LIST_BYTES = 8 * 20

@@ -40,8 +40,8 @@ from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CO
 from feedline.service.dask_patches.own_workers import worker_failure
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.refused_connection import explain_refusal
+from feedline.service.scheduler.extension import offer_statuses
 from feedline.service.scheduler.job_book import ClusterSize
-from feedline.service.scheduler.status_source import offer_statuses
 from feedline.service.worker.watched_worker import watched_workers
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.monitoring_section import MetricsSpec

@@ -24,8 +24,7 @@ from feedline.service.dask_patches.own_workers import with_rare_heartbeat, with_
 from feedline.service.dask_patches.prompt_streams import send_promptly
 from feedline.service.dask_patches.without_http import scheduler_class, worker_class
 from feedline.service.page.dashboard import DashboardOnDemand
-from feedline.service.scheduler.extension import install
-from feedline.service.scheduler.status_source import statuses_of
+from feedline.service.scheduler.extension import install, statuses_of
 from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"

@@ -26,7 +26,6 @@ from tornado.ioloop import IOLoop
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.dask_patches.versions import allow
 from feedline.service.page.charts import CHARTS, Charts
-from feedline.service.page.headline import headline_of
 from feedline.service.page.job_view import view_job
 from feedline.service.page.page_parts import (
     FOLDER,
@@ -34,6 +33,7 @@ from feedline.service.page.page_parts import (
     choose_job,
     details_html,
     headline_html,
+    headline_of,
     jobs_html,
     now_html,
     page_template,

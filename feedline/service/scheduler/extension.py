@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -29,9 +29,30 @@ from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
 from feedline.service.scheduler.job_rows import job_rows
 from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
-from feedline.service.scheduler.status_source import offer_statuses
 from feedline.service.worker_cores import count_cores
 from feedline.version import VERSION
+
+# --------------------------------------------------------------------------------------------------------------------
+# Where a Dask scheduler's process finds the statuses of its feeders: the one source of the live page and of metrics.
+# source = statuses_of(scheduler) statuses = [] if source is None else source()
+
+# Call it as often as needed, in any thread: it returns the last status of each feeder that is alive, by job and feeder.
+StatusSource: TypeAlias = Callable[[], Sequence[FeederStatus]]
+
+
+def offer_statuses(scheduler: Scheduler, source: StatusSource) -> None:
+    """Make the statuses of a scheduler's feeders available in its process, among its extensions. Replaces an earlier
+    source."""
+    scheduler.extensions["feedline-status"] = source
+
+
+def statuses_of(scheduler: Scheduler) -> StatusSource | None:
+    """The source of a scheduler; None before its first feeder has begun, where it is one of threads."""
+    source: StatusSource | None = scheduler.extensions.get("feedline-status")
+    return source
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger("feedline.scheduler")
 

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from feedline.errors import DataError, FeedlineError, PlanError, SpecError
 from feedline.expressions import bind_where
 from feedline.expressions.moments import python_values
-from feedline.planning.binding.table_features import compile_spec
 from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.resolve import preview_plan
 from feedline.planning.source_plan import SourcePlan
+from feedline.planning.table_features import compile_spec
 from feedline.spec import PipelineSpec, parse_spec
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows

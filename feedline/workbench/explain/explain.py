@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedline.commands.completions import complete_source
 from feedline.commands.consoles import print_facts
 from feedline.commands.exit_status import Stop
-from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath
+from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, complete_source
 from feedline.commands.progress_line import ProgressLine
 from feedline.errors import FeedlineError, SpecError
 from feedline.loader.ring.rendezvous import job_fingerprint

@@ -20,7 +20,7 @@ from dask.base import compute
 from dask.callbacks import Callback
 from dask.delayed import delayed
 
-from feedline.commands.completions import complete_words
+from feedline.commands.pipeline_arguments import complete_words
 from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError, TableArgumentError
 from feedline.progress import report_progress

@@ -13,8 +13,8 @@ from own_modules import own_modules
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
-from feedline.commands.plan import cached
-from feedline.commands.plan.cached import cache_facts, cache_text
+from feedline.commands.plan import parts
+from feedline.commands.plan.parts import cache_facts, cache_text
 from feedline.planning.plan import Plan
 
 SPEC: dict[str, Any] = {"version": 1, "name": "planned", "batch": {"size": 10}}
@@ -62,7 +62,7 @@ def test_what_is_there_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert facts is not None
     assert facts["share"] == pytest.approx(2 / 3)
     assert "66.7% of features x row groups are there" in cache_text(facts)
-    monkeypatch.setattr(cached, "_MOST_ROW_GROUPS", 5)
+    monkeypatch.setattr(parts, "_MOST_ROW_GROUPS", 5)
     facts = cache_facts(plan.source, 16)
     assert facts is not None
     assert (facts["share"], facts["row_groups_looked_up"]) == (1.0, 5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedline.commands.plan.drawn_rows import draws_text
+from feedline.commands.plan.parts import draws_text
 
 
 def test_row_groups_that_are_not_drawn_are_counted():

@@ -10,7 +10,7 @@ from bad_table import FEATURES, BadTable
 from rich.console import Console
 
 from feedline import Pipeline
-from feedline.commands.plan.excluded import excluded_stage, excluded_text
+from feedline.commands.plan.parts import excluded_stage, excluded_text
 from feedline.commands.plan.report import describe, plan_table
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipelines import Place
 
 from feedline import Pipeline
-from feedline.commands.plan.lane_borders import row_groups_read_twice
+from feedline.commands.plan.report import row_groups_read_twice
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from feedline import Pipeline
 from feedline.cli import app
-from feedline.commands.plan.mixed import describe_plan, described_plan
+from feedline.commands.plan.views import describe_plan, described_plan
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from feedline.errors import ClusterError, PlanError
 from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.run_status import planning_state
 from feedline.planning.artifact_choice import fit_artifacts
-from feedline.planning.follow.next_border import NothingLandedError
+from feedline.planning.next_border import NothingLandedError
 from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule
 from feedline.progress import report_progress

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from page_statuses import START_S, status_at
 
-from feedline.service.page.headline import _STATES, headline_of
 from feedline.service.page.job_view import JobView, SourcedText, view_job
+from feedline.service.page.page_parts import _STATES, headline_of
 from feedline.service.page.status_history import StatusHistory
 
 

@@ -11,7 +11,6 @@ from page_statuses import START_S, status_at, troubled
 
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, RankStatus, ReadPart
-from feedline.service.page.headline import headline_of
 from feedline.service.page.job_view import JobView, view_job
 from feedline.service.page.page_parts import (
     RANKS,
@@ -21,6 +20,7 @@ from feedline.service.page.page_parts import (
     details_html,
     duration_text,
     headline_html,
+    headline_of,
     jobs_html,
     now_html,
     percent_text,

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from job_reports import REPORT
 from shared_cluster import SimulatedJob, simulate
 
-from feedline.service.scheduler.fair_shares import AHEAD_S, VirtualStarts, claimed_threads, divide, divide_by_job
-from feedline.service.scheduler.job_book import SILENT_S, ClusterSize, JobBook
+from feedline.service.scheduler.job_book import (
+    AHEAD_S,
+    SILENT_S,
+    ClusterSize,
+    JobBook,
+    VirtualStarts,
+    claimed_threads,
+    divide,
+    divide_by_job,
+)
 
 CLAIM = st.one_of(st.floats(0, 100), st.just(math.inf))
 CLAIMS = st.lists(st.tuples(CLAIM, st.sampled_from([0.5, 1.0, 2.0, 4.0])), min_size=1, max_size=8)

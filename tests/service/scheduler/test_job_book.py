@@ -9,8 +9,7 @@ import pytest
 from job_reports import REPORT
 
 from feedline.loader.wire.job_reports import JobReport
-from feedline.service.scheduler.fair_shares import divide_by_job
-from feedline.service.scheduler.job_book import GRACE_S, SILENT_S, START_S, ClusterSize, JobBook
+from feedline.service.scheduler.job_book import GRACE_S, SILENT_S, START_S, ClusterSize, JobBook, divide_by_job
 
 SIZE = ClusterSize(workers=4, threads=8)
 

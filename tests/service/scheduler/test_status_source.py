@@ -14,7 +14,7 @@ from schedulers import connected, local_cluster
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.scheduler.status_source import statuses_of
+from feedline.service.scheduler.extension import statuses_of
 from feedline.spec.cluster_section import ClusterSpec
 
 

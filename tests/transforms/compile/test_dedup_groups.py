@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minimal_pipeline import completed
 
 from feedline.errors import SpecError
-from feedline.planning.binding.table_features import grouped_features
+from feedline.planning.table_features import grouped_features
 from feedline.spec import PipelineSpec, parse_spec
 
 FEATURES = {

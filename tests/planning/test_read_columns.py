@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from minimal_pipeline import completed
 
-from feedline.planning.binding.read_columns import read_columns_of
+from feedline.planning.read_columns import read_columns_of
 from feedline.spec import parse_spec
 
 USER = pa.struct({"id": pa.int64(), "country": pa.string()})

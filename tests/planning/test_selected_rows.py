@@ -9,7 +9,7 @@ import pytest
 from minimal_pipeline import completed
 
 from feedline.errors import SpecError
-from feedline.planning.binding.selected_rows import bound_sample, bound_where
+from feedline.planning.read_columns import bound_sample, bound_where
 from feedline.spec import PipelineSpec, parse_spec
 
 SCHEMA = pa.schema([("price", pa.float64()), ("day", pa.int64()), ("user", pa.string())])

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from feedline.errors import PlanError
-from feedline.planning.lengths.bucket_schedule import BucketSchedule
+from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.schedule import Block
 
 SIZES = (4, 2, 1)

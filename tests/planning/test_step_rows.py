@@ -15,11 +15,11 @@ from processes import ended_here
 from rewritten import Rewritten, state_at
 
 from feedline import Pipeline
-from feedline.commands.plan.step import describe_rows, describe_step
+from feedline.commands.plan.views import describe_rows, describe_step
 from feedline.errors import PlanError
+from feedline.planning.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.plan import Plan
-from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
-from feedline.planning.rows.step_rows import StepRows, StepSlice
+from feedline.planning.step_rows import StepRows, StepSlice
 
 WHERE = 'dense_0 > 0.3 and ds != "2026-01-02"'
 UNSIZED = {"size": None, "max_tokens": 600}

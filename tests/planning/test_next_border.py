@@ -26,7 +26,7 @@ from feedline.errors import (
 from feedline.loader.state import state_of
 from feedline.loader.wire.facts import Hello
 from feedline.planning.agreement import RunStart
-from feedline.planning.follow.next_border import FollowRequest, NothingLandedError, border_of_epoch, first_border
+from feedline.planning.next_border import FollowRequest, NothingLandedError, border_of_epoch, first_border
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshot, resolve_hello
 from feedline.planning.table_snapshot import landing_of

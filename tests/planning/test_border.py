@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from feedline.errors import CorruptFileError, StateError, TableError
-from feedline.planning.follow.border import (
+from feedline.planning.border import (
     Next,
     files_seen,
     load_border,

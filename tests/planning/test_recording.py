@@ -11,7 +11,7 @@ from minimal_pipeline import completed
 
 from feedline import Table
 from feedline.errors import SpecError
-from feedline.planning.binding.recording import recording_of
+from feedline.planning.recording import recording_of
 from feedline.spec import PipelineSpec, parse_spec
 from feedline.warehouse.snapshot.snapshot import Snapshot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from minimal_pipeline import completed
 
-from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir
+from feedline.planning.table_features import artifact_set_key, artifact_set_ref, artifacts_dir
 from feedline.spec import PipelineSpec, parse_spec
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from feedline import Pipeline
 from feedline.errors import SpecError
-from feedline.planning.binding.weighted_rows import DRAWS_VERSION, RowWeights
 from feedline.planning.source_plan import fingerprint_facts
+from feedline.planning.weighted_rows import DRAWS_VERSION, RowWeights
 from feedline.warehouse.reading.quanta import EXACT
 
 

@@ -17,12 +17,12 @@ from bad_table import FEATURES, BadTable
 
 from feedline import Pipeline
 from feedline.commands.plan.report import describe
-from feedline.commands.plan.step import describe_step
+from feedline.commands.plan.views import describe_step
 from feedline.errors import DataError, SpecError, StateError
 from feedline.loader.state import state_of
-from feedline.planning.column_groups import plan_column_group
+from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.plan import Plan
-from feedline.planning.rows.kept_rows import read_kept_rows
+from feedline.planning.resolve import plan_column_group
 from feedline.warehouse.selection.exclusion import Exclusion
 
 

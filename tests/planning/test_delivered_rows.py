@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.blocks.permutation import permuted_rows
-from feedline.planning.rows.delivered_rows import find_delivered_rows
+from feedline.planning.delivered_rows import find_delivered_rows
 from feedline.planning.schedule import Schedule, Tail
 
 

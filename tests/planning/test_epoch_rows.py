@@ -11,8 +11,8 @@ from row_digests import batch_digest, digest_of
 
 from feedline import Pipeline
 from feedline.errors import PlanError
-from feedline.planning.rows.epoch_rows import EpochRows
-from feedline.planning.rows.kept_rows import read_kept_rows
+from feedline.planning.kept_rows import read_kept_rows
+from feedline.planning.step_rows import EpochRows
 
 
 @pytest.fixture(scope="module")

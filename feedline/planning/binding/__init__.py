@@ -1,1 +1,0 @@
-"""Bind the parts of a pipeline.yaml to the columns of a table; errors name file, line and path."""

@@ -1,1 +1,0 @@
-"""What the epochs of a followed table read: decided once at each epoch's border, and kept in work_dir."""

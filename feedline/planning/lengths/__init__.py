@@ -1,1 +1,0 @@
-"""Plans that follow the lengths of a list column: the column, and schedules of buckets."""
