@@ -189,7 +189,7 @@ def command(*words: str | Path, folder: Path) -> str:
 
 def labels_of(script: Any, folder: Path, values: pl.Series) -> np.ndarray:
     """A label's values as the program learns them."""
-    from feedline.spec import load_spec
+    from feedline.config import load_spec
 
     [feature] = [each for each in load_spec(folder / "pipeline.yaml").features if each.group == "label"]
     mapping = next((op for op in feature.ops if op.op == "map_id"), None)

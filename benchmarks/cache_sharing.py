@@ -32,10 +32,10 @@ from shapes import SHAPES
 
 from feedline import Pipeline
 from feedline.commands.run import RunRequest, feeder_accesses
+from feedline.config import load_spec
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.wire.facts import Hello
 from feedline.service.drain import DrainProgress, drain
-from feedline.spec import load_spec
 from feedline.warehouse.cache.entry_file import EntryFile
 from feedline.warehouse.cache.eviction import list_entries
 

@@ -33,14 +33,14 @@ import numpy as np
 import psutil
 
 from feedline import Pipeline
+from feedline.config import load_spec
+from feedline.config.chosen_features import choose_features
 from feedline.loader.launcher import RankInfo
 from feedline.loader.rank_agreement import hello_of
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.launch import feeder_access
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import plan_column_group
-from feedline.spec import load_spec
-from feedline.spec.chosen_features import choose_features
 from feedline.warehouse.reading.read import bytes_of, read_fragment
 from feedline.warehouse.selection.select import plan_fragments
 from feedline.workbench.generate.clicks import ClickRecipe

@@ -31,11 +31,11 @@ import yaml
 from explain_situations import EIGHT, SITUATIONS, Staged, fill_cache
 
 from feedline.commands.run import RunRequest, feeder_accesses
+from feedline.config import load_spec
 from feedline.loader.limits.machine_advice import Advice
 from feedline.loader.limits.run_facts import Interval, sum_samples
 from feedline.loader.limits.verdict import Verdict
 from feedline.resources.cgroups import available_cores
-from feedline.spec import load_spec
 from feedline.workbench.explain.cost_process import measure_apart
 from feedline.workbench.explain.explained_costs import Explanation, verdict_with_costs
 from feedline.workbench.explain.short_run import run_shortly

@@ -31,12 +31,12 @@ import yaml
 from explain_situations import listed_columns, listed_pipeline, write_table
 
 from feedline.commands.run import RunRequest, feeder_accesses
+from feedline.config import load_spec
 from feedline.loader.limits.run_facts import Interval
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.wire.facts import FeederStats, Hello
 from feedline.resources.cgroups import available_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
-from feedline.spec import load_spec
 
 MOST = 0.02
 _PATTERN = (False, True, True, False)

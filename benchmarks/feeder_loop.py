@@ -30,6 +30,7 @@ from typing import Any
 
 from feedline.blocks.compute import run_block
 from feedline.blocks.request import BlockRequest, BlockResult
+from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.wire.facts import FeederFacts, Hello
 from feedline.loader.wire.ring_messages import BeginStream, PlanAnswer, PlanRequest
@@ -39,7 +40,6 @@ from feedline.service.cluster.open_cluster import ThreadCluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
-from feedline.spec.cluster_section import ClusterSpec
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 

@@ -19,13 +19,13 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+from feedline.config import load_spec
 from feedline.loader.ring.status_files import StatusFile
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, ReadPart
 from feedline.service.feeder.timing import TrainerPace
 from feedline.service.feeder.trainer_session import FeederCounters
 from feedline.service.feeder_status import StatusGatherer
-from feedline.spec import load_spec
 
 PIPELINE = {
     "version": 1,

@@ -15,7 +15,7 @@ import pandas as pd
 import polars as pl
 from transform_cases import Array, Case
 
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact
 

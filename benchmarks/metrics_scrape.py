@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederStatus, PlanStatus, RankStatus
 from feedline.service.monitoring.feeder_metrics import FEEDER_METRICS
 from feedline.service.monitoring.prometheus_server import serve_metrics
-from feedline.spec.monitoring_section import MetricsSpec
 
 _HEADERS = {
     "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",

@@ -39,9 +39,9 @@ from transform_cases import GOLDEN, Array
 from transforms import reborn
 
 from feedline.blocks.batch_schema import batch_schema
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.warehouse.reading.read import CHUNK_ROWS
 

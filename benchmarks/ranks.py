@@ -21,6 +21,7 @@ from pathlib import Path
 
 from snapshots import snapshot_of_links, write_pipeline, write_table
 
+from feedline.config import load_spec
 from feedline.loader.launcher import meeting_name
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.launch import (
@@ -31,7 +32,6 @@ from feedline.loader.ring.launch import (
 from feedline.loader.wire.facts import Hello
 from feedline.pipeline import Pipeline
 from feedline.resources.cgroups import available_cores
-from feedline.spec import load_spec
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 

@@ -29,10 +29,10 @@ from distributed.comm.tcp import TCP
 from distributed.utils import LoopRunner
 from scale_feeder import RankFeeder, Workload, sleep_on_workers
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.dask_patches.without_http import PagelessWorker
 from feedline.service.scheduler.extension import install
-from feedline.spec.cluster_section import ClusterSpec
 
 _START_S = 60.0
 _CONFIG = {

@@ -27,9 +27,9 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
+from feedline.config import load_spec
 from feedline.resources.allocators import allocator_environment
 from feedline.serving.encoder import Serving
-from feedline.spec import load_spec
 
 ROWS = (1, 10, 1000)
 SIZES = {  # dense, lists (and ids), lists that are crossed

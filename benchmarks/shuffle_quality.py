@@ -25,9 +25,9 @@ from rich.text import Text
 from feedline import Pipeline
 from feedline.blocks.permutation import permutation
 from feedline.commands.plan.report import row_bytes, row_groups_read_twice
+from feedline.config.sections import ShuffleSpec
 from feedline.errors import PlanError
 from feedline.planning.source_plan import SourcePlan
-from feedline.spec.sections import ShuffleSpec
 
 Int64s = NDArray[np.int64]
 

@@ -37,10 +37,10 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.pipeline import Pipeline
 from feedline.planning.table_snapshot import listing_of_source
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot.footer_tasks import FooterResult, FooterTask, footer_task

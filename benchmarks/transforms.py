@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 from transform_cases import Case, cases
 
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.resources.allocators import allocator_environment
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.ops import OPS

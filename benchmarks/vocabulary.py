@@ -26,8 +26,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.fitting.spill import Scratch, SpilledState, discard, merge_all, state_parts
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops.vocabulary import Vocabulary, learner_of

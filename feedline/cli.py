@@ -33,7 +33,7 @@ from feedline.errors import SpecError
 from feedline.version import VERSION
 
 if TYPE_CHECKING:
-    from feedline.spec import PipelineSpec
+    from feedline.config import PipelineSpec
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
@@ -67,8 +67,8 @@ def _program(
 
 def _load(pipeline: Path, overrides: list[str] | None, source: str | None = None) -> PipelineSpec:
     """The pipeline, with the overrides of `--set`, or that of one of its sources alone."""
-    from feedline.spec import load_spec
-    from feedline.spec.overrides import parse_overrides
+    from feedline.config import load_spec
+    from feedline.config.overrides import parse_overrides
 
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     return spec if source is None else spec.for_source(source)
@@ -101,9 +101,9 @@ def run(
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
     from feedline.commands.run import RunRequest, parse_ranks, print_summary, run_null, run_trainers
-    from feedline.spec import load_spec
-    from feedline.spec.chosen_features import choose_features
-    from feedline.spec.overrides import parse_overrides
+    from feedline.config import load_spec
+    from feedline.config.chosen_features import choose_features
+    from feedline.config.overrides import parse_overrides
 
     if sink not in ("trainer", "null"):
         raise SpecError(f"--sink is unknown: got {sink!r}, expected trainer or null")

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from feedline.config import PipelineSpec, load_spec
+from feedline.config.chosen_features import choose_features
+from feedline.config.pipeline_spec import json_schema
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
@@ -39,9 +42,6 @@ from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.in_process import iterate_plan
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.serving.encoder import Rows, Serving
-from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.chosen_features import choose_features
-from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import op_schema
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map

@@ -29,7 +29,7 @@ GROUND = {"errors", "hashing", "native", "progress", "resources", "version"}
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
 FLOORS = [
-    {"expressions", "spec", "modules"},
+    {"config", "expressions", "modules"},
     {"warehouse", "transforms", "loader"},
     {"artifacts"},
     {"blocks"},

@@ -20,8 +20,8 @@ from saved.facts import first_batches, op_fingerprints, served_facts
 from saved.generate import FILES, PLACE, STEP, set_times
 
 from feedline import Pipeline
+from feedline.config import load_spec
 from feedline.serving.golden_check import check
-from feedline.spec import load_spec
 from feedline.warehouse.snapshot import take
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot

@@ -53,21 +53,21 @@ MUTATIONS = (
     ),
     # -- spec -----------------------------------------------------------------------------------------------------
     Mutation(
-        "spec",
+        "config",
         "size-of-zero-bytes",
         "if not 1 <= size <= MAX_INT:",
         "if not 0 <= size <= MAX_INT:",
         "a memory limit of 0 bytes is accepted",
     ),
     Mutation(
-        "spec",
+        "config",
         "expectation-at-the-end",
         "and (bound.final or not final)",
         "and bound.final",
         "bounds that later rows could mend are not checked at the end of an epoch either",
     ),
     Mutation(
-        "spec",
+        "config",
         "last-of-a-name-range",
         "for number in range(int(first), int(last) + 1)]",
         "for number in range(int(first), int(last))]",

@@ -23,7 +23,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline import Batch, FeedlineDataset
-from feedline.spec.overrides import parse_overrides
+from feedline.config.overrides import parse_overrides
 
 HERE = Path(__file__).resolve().parent
 PLAIN = {"dedup": {}}  # an override: no group

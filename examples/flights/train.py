@@ -28,9 +28,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline import Batch, FeedlineDataset, Table
-from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.features import OpCall
-from feedline.spec.overrides import parse_overrides
+from feedline.config import PipelineSpec, load_spec
+from feedline.config.features import OpCall
+from feedline.config.overrides import parse_overrides
 
 HERE = Path(__file__).resolve().parent
 HELD_OUT = "arr_delay is not None and month > 10"

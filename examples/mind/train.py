@@ -19,7 +19,7 @@ from model import NewsModel
 from torch import nn
 
 from feedline import Batch, FeedlineDataset
-from feedline.spec.overrides import parse_overrides
+from feedline.config.overrides import parse_overrides
 
 HERE = Path(__file__).resolve().parent
 EVALUATION = {"batch.tail": "pad", "shuffle": "off", "lanes": 1}  # every row once, in the order of the table

@@ -24,7 +24,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from feedline import Batch, FeedlineDataset
-from feedline.spec.overrides import parse_overrides
+from feedline.config.overrides import parse_overrides
 
 HERE = Path(__file__).resolve().parent
 DIM, RATE = 16, 0.05

@@ -18,9 +18,9 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from feedline.artifacts.array_rows import ArrayRows
+from feedline.config.sections import resolve_path
 from feedline.errors import SpecError, StoreError, TableChangedError, TableError
 from feedline.expressions.types import nearest
-from feedline.spec.sections import resolve_path
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.reading.fragment import fragment_of

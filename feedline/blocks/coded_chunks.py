@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from feedline.blocks.single_flight import SingleFlight
-from feedline.spec.features import FeatureSpec
+from feedline.config.features import FeatureSpec
 from feedline.transforms.compile.coded_features import CodedColumn, value_features
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
 from feedline.warehouse.parquet.repeated_rows import run_starts_at

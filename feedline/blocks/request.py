@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
+from feedline.config.features import FeatureSpec
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.fragment import Fragment

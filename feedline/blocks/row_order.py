@@ -18,7 +18,7 @@ from feedline.blocks.piece_chunks import column_values
 from feedline.blocks.request import BlockDraws, BlockRequest, BucketRows, RowOrder, StepShares
 from feedline.errors import DataError
 from feedline.warehouse.reading.fragment import Chunk, Fragment
-from feedline.warehouse.reading.quanta import quanta_of
+from feedline.warehouse.reading.row_weights import quanta_of
 from feedline.warehouse.selection.row_measures import bucket_of
 from feedline.warehouse.storage.faults import label
 

@@ -20,6 +20,8 @@ from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
 from feedline.commands.progress_line import ProgressLine
+from feedline.config import PipelineSpec, load_spec
+from feedline.config.overrides import parse_overrides
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.fitting.row_check import MAX_SHARE, RowReport
@@ -30,8 +32,6 @@ from feedline.planning.read_columns import read_columns_of
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.fit_workers import DaskWorkers
-from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.overrides import parse_overrides
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, check_footers, check_pages, check_presence

@@ -27,6 +27,7 @@ from typing import NoReturn
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.reach import Reach
 from feedline.commands.exit_status import end_with
+from feedline.config import PipelineSpec
 from feedline.errors import FeederError, FeedlineError, SpecError
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.launch import LOCK_S, feeder_threads, log_path, memory_share
@@ -52,7 +53,6 @@ from feedline.service.feeder_status import StatusGatherer
 from feedline.service.log_lines import write_log_lines
 from feedline.service.monitoring.feeder_watch import remove_dead_targets, watch_feeder
 from feedline.service.worker_demand import Demand, feeder_name, job_name
-from feedline.spec import PipelineSpec
 from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.snapshot.snapshot import Snapshot

@@ -22,12 +22,12 @@ from feedline.commands.consoles import console_on, say
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.progress_line import ProgressLine
+from feedline.config import PipelineSpec, load_spec
+from feedline.config.overrides import parse_overrides
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.pipeline import Pipeline
 from feedline.service.cluster.fit_workers import DaskWorkers
-from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.overrides import parse_overrides
 from feedline.transforms.learning.learner import WARNING
 
 _SHOWN_FEATURES = 4

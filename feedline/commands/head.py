@@ -17,14 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedline.artifacts.store import StoredArtifactSet
+from feedline.config import PipelineSpec
+from feedline.config.features import FeatureInput, FeatureSpec
 from feedline.errors import DataError, PlanError
 from feedline.expressions.moments import python_values
 from feedline.pipeline import Pipeline
 from feedline.planning.exclusions import named_exclusion
 from feedline.planning.read_columns import bound_marks, bound_sample, bound_where, rows_of
 from feedline.planning.table_features import artifact_set_ref, compile_spec, planned_schema
-from feedline.spec import PipelineSpec
-from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.ops import bind
 from feedline.transforms.ops.vocabulary import Vocabulary, decode

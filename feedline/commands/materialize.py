@@ -18,11 +18,11 @@ from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, Source, complete_words
 from feedline.commands.progress_line import ProgressLine
+from feedline.config import PipelineSpec, load_spec
+from feedline.config.overrides import parse_overrides
 from feedline.materialize.write_plan import MaterializeReport
 from feedline.pipeline import Pipeline
 from feedline.service.cluster.fit_workers import DaskWorkers
-from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.overrides import parse_overrides
 
 
 def materialize(

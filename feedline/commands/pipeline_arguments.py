@@ -15,7 +15,7 @@ import typer
 from feedline.errors import FeedlineError
 
 if TYPE_CHECKING:
-    from feedline.spec import PipelineSpec
+    from feedline.config import PipelineSpec
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def complete_pipeline(incomplete: str) -> list[str]:
 
 def complete_override(incomplete: str) -> list[Completion]:
     """Keys for `--set`, and values behind the `=` of those that have few."""
-    from feedline.spec.pipeline_spec import json_schema  # noqa: PLC0415 -- pydantic: 0.3 s, at a press of Tab only
+    from feedline.config.pipeline_spec import json_schema  # noqa: PLC0415 -- pydantic: 0.3 s, at a press of Tab only
 
     keys = override_keys(json_schema())
     key, equals, value = incomplete.partition("=")
@@ -151,7 +151,7 @@ def _is_pipeline(entry: os.DirEntry[str]) -> bool:
 
 def _spec_on(ctx: typer.Context) -> PipelineSpec | None:
     """The pipeline that is named on the line, if it can be read."""
-    from feedline.spec import load_spec  # noqa: PLC0415 -- pydantic: 0.3 s, at a press of Tab only
+    from feedline.config import load_spec  # noqa: PLC0415 -- pydantic: 0.3 s, at a press of Tab only
 
     words = [ctx.params.get("pipeline"), *ctx.args]  # the latter where the line ends in an option without its value
     paths = [Path(each) for each in words if isinstance(each, (str, Path)) and str(each).endswith(_PIPELINES)]

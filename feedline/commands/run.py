@@ -20,6 +20,7 @@ from rich.table import Table
 from feedline.commands.consoles import say
 from feedline.commands.exit_status import Stop
 from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates
+from feedline.config import PipelineSpec
 from feedline.errors import PlanError, SpecError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality, measures, merge
@@ -35,7 +36,6 @@ from feedline.native.kernels import compiled_kernels, missing_kernels
 from feedline.resources.cgroups import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.feeder.supervisor import RankReports, SupervisedFeeder, Supervisor
-from feedline.spec import PipelineSpec
 
 # --------------------------------------------------------------------------------------------------------------------
 # Render the quality report as a table: a row per feature, or per noticeable feature. Measures: see

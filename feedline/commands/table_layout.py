@@ -23,6 +23,10 @@ from feedline.commands.consoles import console_on, say
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.pipeline_arguments import AsJson, complete_words, names_pipeline
 from feedline.commands.progress_line import ProgressLine
+from feedline.config import load_spec
+from feedline.config.cluster_section import ClusterSpec
+from feedline.config.column_ranges import split_names
+from feedline.config.sections import parse_bytes
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
@@ -30,10 +34,6 @@ from feedline.planning.read_columns import read_columns_of
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.spec import load_spec
-from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.column_ranges import split_names
-from feedline.spec.sections import parse_bytes
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings

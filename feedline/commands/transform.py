@@ -15,13 +15,13 @@ import typer
 
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath
+from feedline.config import PipelineSpec, load_spec
+from feedline.config.features import GROUPS
+from feedline.config.overrides import parse_overrides
 from feedline.errors import SpecError
 from feedline.serving.encoder import SERVED_GROUPS, Serving
 from feedline.serving.files import STREAM, transform_file
 from feedline.serving.golden_check import check as check_vectors
-from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.features import GROUPS
-from feedline.spec.overrides import parse_overrides
 
 
 def transform(

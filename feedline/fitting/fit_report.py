@@ -12,8 +12,8 @@ from typing import Any
 
 from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.store import Fit, StoredArtifactSet
+from feedline.config import PipelineSpec
 from feedline.planning.table_features import artifact_set_ref, set_refusal
-from feedline.spec import PipelineSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

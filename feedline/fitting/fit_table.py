@@ -14,6 +14,9 @@ import pyarrow as pa
 
 from feedline.artifacts.fit_origin import FitOrigin
 from feedline.blocks.environment import Environment
+from feedline.config import PipelineSpec
+from feedline.config.features import FeatureSpec
+from feedline.config.yaml_document import Path
 from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
 from feedline.fitting.observe import FitJob, TableConditions
@@ -21,9 +24,6 @@ from feedline.fitting.spill import Scratch
 from feedline.planning.exclusions import named_exclusion
 from feedline.planning.read_columns import bound_sample, bound_where, require_columns, rows_of
 from feedline.planning.table_features import artifact_set_ref, compile_spec, planned_schema, required_functions
-from feedline.spec import PipelineSpec
-from feedline.spec.features import FeatureSpec
-from feedline.spec.yaml_document import Path
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample

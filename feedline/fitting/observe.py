@@ -24,10 +24,10 @@ import pyarrow as pa
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.single_flight import SingleFlight
+from feedline.config.features import FeatureSpec
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.fitting.spill import Scratch, SpilledState, State, merge_all, merge_part, spill
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions

@@ -31,6 +31,7 @@ from feedline.artifacts.store import (
     load_manifest,
     save_manifest,
 )
+from feedline.config import PipelineSpec
 from feedline.errors import CorruptFileError, DataError, FeedlineError, SpecError
 from feedline.fitting.fit_report import FitReport, fit_facts
 from feedline.fitting.fit_table import FitTable, fit_tables, same_requests
@@ -57,7 +58,6 @@ from feedline.planning.table_features import (
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record
-from feedline.spec import PipelineSpec
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.registry.user_code import function_codes
 from feedline.warehouse.reading.fragment import Fragment

@@ -22,6 +22,8 @@ from feedline.blocks.block_encoder import BlockEncoder, StageClock, expanded_chu
 from feedline.blocks.environment import check_environment, environment_text
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.request import Job
+from feedline.config import PipelineSpec
+from feedline.config.features import Expectation, broken_bounds
 from feedline.errors import DataError, FeedlineError, SpecError, TableError
 from feedline.fitting.fit_tasks import fit_tasks
 from feedline.fitting.reduction import Workers, run_tasks
@@ -35,8 +37,6 @@ from feedline.planning.resolve import current_snapshot
 from feedline.planning.source_plan import SourcePlan
 from feedline.planning.table_features import compile_spec, planned_schema
 from feedline.progress import report_progress
-from feedline.spec import PipelineSpec
-from feedline.spec.features import Expectation, broken_bounds
 from feedline.transforms.compile.compiled import CompiledFeatures, Output, compile_some
 from feedline.transforms.compile.null_probe import failing_rows
 from feedline.transforms.values.lookup_counts import RowLookups

@@ -20,6 +20,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset
 
+from feedline.config import PipelineSpec, load_spec
+from feedline.config.chosen_features import choose_features
+from feedline.config.sections import MAX_INT
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
@@ -40,9 +43,6 @@ from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, PlanFacts, RebaseRequest
 from feedline.native.kernels import warn_of_missing_kernels
 from feedline.resources.cgroups import available_cores
-from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.chosen_features import choose_features
-from feedline.spec.sections import MAX_INT
 
 _new_positions = tuple.__new__  # without the Python function that a named tuple calls
 

@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
+from feedline.config import PipelineSpec
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.ring.client import FeederClient
 from feedline.resources.cgroups import available_cores
-from feedline.spec import PipelineSpec
 
 if TYPE_CHECKING:
     from feedline.loader.limits.trainer_verdict import Headspace, TrainerMark, TrainerSamples

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feedline.config.sections import MAX_INT
 from feedline.errors import StateError
 from feedline.loader.wire.facts import PlanFacts
-from feedline.spec.sections import MAX_INT
 
 STATE_VERSION = 2
 # Of the function from a plan's values to the rows of each step, and part of every plan's fingerprint: raised by any

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from feedline.artifacts.store import ArtifactSetRef, load_manifest
+from feedline.config import PipelineSpec
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.plan import Plan
 from feedline.planning.table_features import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
-from feedline.spec import PipelineSpec
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, locate
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from feedline.blocks.permutation import random_words
 from feedline.blocks.request import BucketRows, StepShares
 from feedline.errors import NoStepError, PlanError
+from feedline.planning.interleave import Int64s, Strands, deal_blocks, step_shares
 from feedline.planning.schedule import Block, Cut, Lane, Piece, Schedule, cuts_of
-from feedline.planning.strands import Int64s, Strands, deal_blocks, step_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 
 from feedline.errors import PlanError
+from feedline.planning.interleave import Int64s
 from feedline.planning.schedule import Block, Cut, Schedule
-from feedline.planning.strands import Int64s
 
 # --------------------------------------------------------------------------------------------------------------------
 # Count the passes that a source makes through its rows while epochs go by. Every step holds the same number of rows

@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+from feedline.config import PipelineSpec
 from feedline.errors import CorruptFileError, FeedlineError, StateError
 from feedline.planning.source_plan import SourcePlan
-from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.selection.exclusion import Exclusion, kept_exclusions
 from feedline.warehouse.selection.select import Selection

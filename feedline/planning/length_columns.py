@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from feedline.blocks.request import RowOrder
+from feedline.config import PipelineSpec
+from feedline.config.sections import BatchSpec
+from feedline.config.yaml_document import Path
 from feedline.expressions import BoundExpression
-from feedline.spec import PipelineSpec
-from feedline.spec.sections import BatchSpec
-from feedline.spec.yaml_document import Path
 from feedline.warehouse.parquet.schemas import is_list
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.sample import BoundSample

@@ -19,10 +19,13 @@ from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import local_environment
 from feedline.blocks.request import Job, ReadEpochs, RowOrder
+from feedline.config import PipelineSpec
+from feedline.config.cache_section import CacheSpec
+from feedline.config.features import FeatureSpec
 from feedline.errors import FeedlineError, NoStepError, PlanError, StateError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotColumn, SlotLayout
-from feedline.planning.border import Border, load_border, split_border
+from feedline.planning.epoch_snapshot import Border, load_border, split_border
 from feedline.planning.exclusions import exclude_rows
 from feedline.planning.length_columns import bucket_counts, length_order
 from feedline.planning.plan import Plan
@@ -38,9 +41,6 @@ from feedline.planning.table_features import (
 )
 from feedline.planning.table_snapshot import as_read, cache_ref
 from feedline.planning.weighted_rows import weigh_rows, weight_order
-from feedline.spec import PipelineSpec
-from feedline.spec.cache_section import CacheSpec
-from feedline.spec.features import FeatureSpec
 from feedline.warehouse.bad_files import load_skipped
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.fragment import nearest_hint

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from feedline.spec.sections import ShuffleSpec
-from feedline.spec.source_section import SourceSpec
+from feedline.config.sections import ShuffleSpec
+from feedline.config.source_section import SourceSpec
 
 DEFAULT_WINDOW_ROWS = 524_288
 # The same with `shuffle.rows: false`.

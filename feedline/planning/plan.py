@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from feedline.blocks.environment import Environment, environment_text
 from feedline.blocks.request import BlockRequest, Job
+from feedline.config import PipelineSpec
+from feedline.config.features import FeatureSpec, OnExpect
 from feedline.errors import DataError, PlanError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import PLAN_VERSION, rebased_state
@@ -44,8 +46,6 @@ from feedline.planning.epoch_schedule import (
 from feedline.planning.mixing import MixingWindow, RowBytes, choose_window
 from feedline.planning.schedule import Block
 from feedline.planning.source_plan import SourcePlan, group_name
-from feedline.spec import PipelineSpec
-from feedline.spec.features import FeatureSpec, OnExpect
 
 T = TypeVar("T")
 

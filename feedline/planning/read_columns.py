@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from feedline.config import PipelineSpec
+from feedline.config.source_section import SourceSpec
+from feedline.config.yaml_document import Path
 from feedline.errors import ExpressionError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.column_parts import has_column
 from feedline.planning.table_features import compile_spec, planned_schema
-from feedline.spec import PipelineSpec
-from feedline.spec.source_section import SourceSpec
-from feedline.spec.yaml_document import Path
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, source_names

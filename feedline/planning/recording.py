@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from feedline.spec import PipelineSpec
-from feedline.spec.sections import ShuffleSpec
-from feedline.spec.source_section import SourceSpec
+from feedline.config import PipelineSpec
+from feedline.config.sections import ShuffleSpec
+from feedline.config.source_section import SourceSpec
 from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.rebase.recorded_rows import Recording

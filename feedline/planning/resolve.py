@@ -20,6 +20,8 @@ import pyarrow as pa
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
 from feedline.blocks.batch_schema import batch_schema
+from feedline.config import PipelineSpec
+from feedline.config.chosen_features import choose_features, column_group_name
 from feedline.errors import FeedlineError, PlanError, StateError, TableError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import checked_state, refuse_step_beyond
@@ -27,8 +29,8 @@ from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, RebaseRequest
 from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.artifact_choice import resolve_artifacts
-from feedline.planning.border import Border, load_border, split_border
 from feedline.planning.epoch_schedule import PassPlace
+from feedline.planning.epoch_snapshot import Border, load_border, split_border
 from feedline.planning.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.length_columns import bucket_counts
 from feedline.planning.make_plan import (
@@ -42,7 +44,7 @@ from feedline.planning.make_plan import (
     snapshot_names,
 )
 from feedline.planning.mixing import MixingWindow
-from feedline.planning.next_border import (
+from feedline.planning.next_epoch_snapshot import (
     FollowRequest,
     NothingLandedError,
     border_of_epoch,
@@ -57,8 +59,6 @@ from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.source_plan import SourcePlan, group_name
 from feedline.planning.table_features import artifact_set_key, artifacts_dir, served_schema
 from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
-from feedline.spec import PipelineSpec
-from feedline.spec.chosen_features import choose_features, column_group_name
 from feedline.transforms.compile.compiled import compile_some
 from feedline.transforms.registry.user_code import functions_of
 from feedline.warehouse.bad_files import save_skipped

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from feedline.blocks.permutation import permutation, random_words
 from feedline.blocks.request import BucketRows, StepShares
 from feedline.errors import NoStepError, PlanError
-from feedline.planning.strands import Int64s, Strands, deal_blocks, step_shares
+from feedline.planning.interleave import Int64s, Strands, deal_blocks, step_shares
 
 Tail = Literal["drop", "pad", "partial"]
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feedline.config import PipelineSpec
 from feedline.errors import CorruptFileError, TableError
 from feedline.planning.table_snapshot import snapshot_of_source
-from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import (
     BadFile,
     BadFilesFoundError,

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from feedline.blocks.environment import Environment
 from feedline.blocks.request import BlockDraws, BlockRequest, Job, PieceDraws, PieceRequest, kept_columns
+from feedline.config import PipelineSpec
+from feedline.config.chosen_features import column_group_name
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import PLAN_VERSION
 from feedline.loader.wire.facts import BadFileFacts
-from feedline.planning.border import Border
 from feedline.planning.bucket_schedule import BucketSchedule
+from feedline.planning.epoch_snapshot import Border
 from feedline.planning.length_columns import length_facts
 from feedline.planning.mixing import (
     BlockSizes,
@@ -38,8 +40,6 @@ from feedline.planning.read_columns import ReadColumns
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.planning.table_features import require_fitted
 from feedline.planning.weighted_rows import DRAWS_VERSION, RowWeights
-from feedline.spec import PipelineSpec
-from feedline.spec.chosen_features import column_group_name
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.columns import column_bytes

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource, Refusal, fit_source, join_sources
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
+from feedline.config import PipelineSpec
+from feedline.config.features import FeatureSpec, canonical_json
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import has_column
 from feedline.expressions.types import nearest
-from feedline.spec import PipelineSpec
-from feedline.spec.features import FeatureSpec, canonical_json
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.compile.dedup_groups import assign_groups, named_columns, refuse_empty_groups
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest

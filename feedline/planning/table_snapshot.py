@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from feedline.config import PipelineSpec
+from feedline.config.cache_section import CacheSpec
+from feedline.config.source_section import LOG, SourceSpec, parse_type
 from feedline.errors import FeedlineError, PlanError, TableError
-from feedline.spec import PipelineSpec
-from feedline.spec.cache_section import CacheSpec
-from feedline.spec.source_section import LOG, SourceSpec, parse_type
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import moment_of
 from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message, storage_type
-from feedline.warehouse.snapshot.landed_files import Landing, LandingRule, landed
+from feedline.warehouse.snapshot.arrived_files import Landing, LandingRule, landed
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store

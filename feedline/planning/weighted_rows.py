@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from feedline.blocks.permutation import random_words
 from feedline.blocks.request import RowOrder
+from feedline.config import PipelineSpec
 from feedline.errors import NoStepError
 from feedline.expressions import BoundExpression
-from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.fragment import nearest_hint
-from feedline.warehouse.reading.quanta import EXACT, can_weigh, quanta_of
+from feedline.warehouse.reading.row_weights import EXACT, can_weigh, quanta_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.selection.row_measures import measure_rows
 from feedline.warehouse.selection.select import Selection

@@ -17,8 +17,8 @@ from typing import Any
 
 from distributed import Security
 
+from feedline.config.cluster_section import TlsSpec
 from feedline.errors import ClusterError
-from feedline.spec.cluster_section import TlsSpec
 
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which `ssl` has no name.
 _NO_CHECK_TIME = 0x200000

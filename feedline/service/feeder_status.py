@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from feedline.config import PipelineSpec
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.ring.status_files import StatusFile
 from feedline.loader.wire.facts import FeederStats
@@ -37,7 +38,6 @@ from feedline.planning.source_plan import SourcePlan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.service.last_runs import LastRun
-from feedline.spec import PipelineSpec
 from feedline.version import VERSION
 from feedline.warehouse.selection.pruning_report import count_files, stages_of
 from feedline.warehouse.storage.faults import safe_text

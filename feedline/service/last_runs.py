@@ -18,11 +18,11 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.config import PipelineSpec
 from feedline.errors import FeedlineError, TableNotFoundError
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.run_status import FeederStatus
-from feedline.spec import PipelineSpec
 from feedline.warehouse.storage.content_store import get, put, remove
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from feedline.config.cluster_section import TlsSpec, scheduler_address
 from feedline.errors import ClusterError
 from feedline.service.certificates import (
     EXPIRED,
@@ -23,7 +24,6 @@ from feedline.service.certificates import (
     load_pair,
     trusting_context,
 )
-from feedline.spec.cluster_section import TlsSpec, scheduler_address
 
 _WAIT_S = 3.0
 # The alerts with which the other side refuses our certificate.

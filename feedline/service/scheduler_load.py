@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from feedline.config.sections import ShuffleSpec
+from feedline.config.source_section import SourceSpec
 from feedline.planning.mixing import RowBytes, block_sizes, choose_window
-from feedline.spec.sections import ShuffleSpec
-from feedline.spec.source_section import SourceSpec
 
 # Blocks that a scheduler handles per second, measured with `benchmarks/scale.py --real`: 2.5 ms of CPU time each.
 SCHEDULER_BLOCKS_PER_S = 400.0

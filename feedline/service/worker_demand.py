@@ -11,6 +11,7 @@ import platform
 import uuid
 from collections.abc import Mapping
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.wire.job_reports import JobAnswer, JobReport
 from feedline.service.autoscale import (
     Autoscaler,
@@ -22,7 +23,6 @@ from feedline.service.autoscale import (
     is_calm,
 )
 from feedline.service.scheduler.job_book import ClusterSize
-from feedline.spec.cluster_section import ClusterSpec
 
 logger = logging.getLogger("feedline.scaling")
 

@@ -24,6 +24,8 @@ import pyarrow.types as pat
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.artifacts.type_records import load_types
 from feedline.blocks.batch_schema import batch_schema
+from feedline.config import PipelineSpec
+from feedline.config.features import GROUPS, FeatureSpec
 from feedline.errors import DataError, SpecError
 from feedline.expressions.extraction import project
 from feedline.loader.encoding.encode import encode
@@ -49,8 +51,6 @@ from feedline.serving.request_types import (
     table_of,
 )
 from feedline.serving.stacks import STACKED_ROWS, Stack, stack
-from feedline.spec import PipelineSpec
-from feedline.spec.features import GROUPS, FeatureSpec
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.compile.dedup_groups import named_columns

@@ -35,14 +35,14 @@ from feedline.artifacts.artifact_sets import (
 )
 from feedline.artifacts.type_records import FOLDER, save_types
 from feedline.blocks.environment import environment_differences, local_environment
+from feedline.config import PipelineSpec
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.errors import CorruptFileError, DataError, SpecError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.planning.read_columns import bound_sample, bound_where
 from feedline.planning.table_features import artifact_set_key, artifacts_dir, served_schema
 from feedline.serving.encoder import Serving
-from feedline.spec import PipelineSpec
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.ops import bind
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import BoundSample

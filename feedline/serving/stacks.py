@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.config.features import FeatureInput, FeatureSpec
 from feedline.expressions.extraction import project
 from feedline.serving.request_types import convert
-from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.ops import bind
 from feedline.transforms.values.arrays import Column

@@ -25,10 +25,10 @@ from feedline.artifacts.artifact_sets import (
     safe_name,
     table_name,
 )
+from feedline.config import load_spec
 from feedline.errors import FeedlineError, SpecError
 from feedline.fitting.fit_report import load_fit_facts
 from feedline.loader.wire.facts import Hello
-from feedline.spec import load_spec
 
 SMALL, LARGE = [1.0, 2.0, 3.0, 10.0], [1000.0, 2000.0, 3000.0, 10_000.0]
 

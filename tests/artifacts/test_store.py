@@ -33,10 +33,10 @@ from feedline.artifacts.store import (
     save_manifest,
 )
 from feedline.blocks.jobs import check_job
+from feedline.config import load_spec
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
 from feedline.planning.table_features import artifact_set_key
 from feedline.serving.encoder import Serving
-from feedline.spec import load_spec
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import OPS
 from feedline.warehouse.table import Table

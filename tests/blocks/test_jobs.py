@@ -23,14 +23,14 @@ from feedline import Pipeline
 from feedline.blocks import jobs
 from feedline.blocks.jobs import UnknownJobError, check_job, compile_job, compile_like, find_job
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
+from feedline.config.cluster_section import ClusterSpec
+from feedline.config.features import FeatureSpec
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
 from feedline.service.cluster.fair_share import FairShare
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.window import Window, WindowLimits
-from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile import compiled
 from feedline.transforms.compile.chains import Compiler
 

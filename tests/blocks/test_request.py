@@ -17,8 +17,8 @@ from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.compute import run_block
 from feedline.blocks.request import UNNAMED, Job, ReadEpochs, RowOrder
+from feedline.config.features import Expectation, FeatureInput, FeatureSpec, OpCall
 from feedline.planning.plan import Plan
-from feedline.spec.features import Expectation, FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.sample import Sample

@@ -20,10 +20,10 @@ from processes import ended_here
 from feedline import Pipeline
 from feedline.commands.check import CheckReport, run_check
 from feedline.commands.plan.report import describe
+from feedline.config import load_spec
 from feedline.errors import CorruptFileError, SpecError, StoreError, TableError, TableNotFoundError
 from feedline.native import parquet as native
 from feedline.progress import Progress, on_progress
-from feedline.spec import load_spec
 from feedline.warehouse.bad_files import load_findings
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.snapshot import footer_tasks

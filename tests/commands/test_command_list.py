@@ -23,7 +23,7 @@ def test_help_lists_every_command_and_imports_none():
     assert "│ feed " not in run.stdout
     groups = [run.stdout.index(f"╭─ {group} ─") for group in ("Run", "Prepare", "Look", "Operate")]
     assert groups == sorted(groups)
-    for module in ("feedline.commands.fit", "feedline.spec", "polars", "pyarrow"):
+    for module in ("feedline.commands.fit", "feedline.config", "polars", "pyarrow"):
         assert f"'{module}'" not in run.stdout, module
 
 

@@ -21,12 +21,12 @@ from feedline.commands.pipeline_arguments import (
     override_keys,
     rejoin_override,
 )
+from feedline.config import parse_spec
+from feedline.config.overrides import parse_overrides
+from feedline.config.pipeline_spec import json_schema
 from feedline.errors import SpecError
-from feedline.spec import parse_spec
-from feedline.spec.overrides import parse_overrides
-from feedline.spec.pipeline_spec import json_schema
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """#!/bin/sh
 PYTHONPATH="{root}" exec "{python}" -c \
 "import sys; sys.argv[0] = 'feedline'; from feedline.__main__ import main; main()" "$@"
@@ -92,7 +92,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ("words", "offered"),
     [
         (["pl"], ["plan"]),
-        (["ver"], ["verify", "version"]),
+        (["ver"], ["version"]),
         (["generate", ""], ["clicks"]),
         (["plan", "two.yaml", "--wor"], ["--world-size"]),
         (["plan", "o"], ["other.yml", "old/"]),
@@ -146,7 +146,7 @@ def test_completing_a_command_imports_none():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ, cwd=ROOT
     )
     assert run.stdout.split() == ["fit"]
-    for module in ("feedline.commands.fit", "feedline.spec", "polars", "pyarrow"):
+    for module in ("feedline.commands.fit", "feedline.config", "polars", "pyarrow"):
         assert f"'{module}'" not in run.stderr, module
 
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from feedline.cli import app
 from feedline.commands.head import json_facts, preview
+from feedline.config import load_spec
 from feedline.errors import FeedlineError
 from feedline.pipeline import Pipeline
-from feedline.spec import load_spec
 
 PIPELINE = """
 version: 1

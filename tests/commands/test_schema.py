@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from feedline import Pipeline
 from feedline.cli import app
 from feedline.commands.schema import SCHEMA_FILE, SCHEMA_LINE, write_json_schema
+from feedline.config.yaml_document import read_document
 from feedline.errors import SpecError
-from feedline.spec.yaml_document import read_document
 from feedline.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]

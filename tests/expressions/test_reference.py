@@ -17,7 +17,7 @@ from feedline.errors import ExpressionError
 from feedline.expressions import namespaces, parse, scalars
 from feedline.expressions.reference import FUNCTIONS, METHODS, OPERATOR_METHODS, SIGNATURES
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "expressions.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "expressions.md"
 
 EXPECTED: dict[str, tuple[pl.DataType, list[object]]] = {
     "i.is_null()": (pl.Boolean(), [False, False, True]),

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
+from feedline.config import load_spec
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitReport, load_fit_facts
-from feedline.spec import load_spec
 
 
 @pytest.fixture

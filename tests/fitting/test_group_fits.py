@@ -13,9 +13,9 @@ import pytest
 from fit_in_memory import fit_frames
 
 from feedline import Pipeline
+from feedline.config.features import OpCall
 from feedline.errors import FeedlineError
 from feedline.fitting.spill import PARTS, Scratch, SpilledState, merge_all, state_parts
-from feedline.spec.features import OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.transforms.ops import resolve

@@ -16,12 +16,12 @@ import pytest
 
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.blocks.environment import local_environment
+from feedline.config import load_spec
 from feedline.errors import ClusterError
 from feedline.expressions import bind_where
 from feedline.fitting.observe import NO_ROWS, FitJob, FitPiece, States, compile_fit, merge_states, observe_pieces
 from feedline.fitting.spill import Scratch, SpilledState
 from feedline.planning.table_features import artifact_set_ref
-from feedline.spec import load_spec
 from feedline.transforms.compile.compiled import compile_features
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.selection.select import plan_fragments, select_rows

@@ -16,8 +16,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from feedline import Pipeline
+from feedline.config.features import OpCall
 from feedline.expressions import bind_where
-from feedline.spec.features import OpCall
 from feedline.transforms.ops import OPS, resolve
 from feedline.transforms.registry.op import OpError
 

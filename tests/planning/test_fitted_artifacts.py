@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from minimal_pipeline import completed
 
+from feedline.config import PipelineSpec, parse_spec
 from feedline.planning.table_features import artifact_set_key, artifact_set_ref, artifacts_dir
-from feedline.spec import PipelineSpec, parse_spec
 
 
 def spec_of(text: str = "") -> PipelineSpec:

@@ -11,9 +11,9 @@ import pytest
 from growing_table import GrowingTable
 
 from feedline import Pipeline
+from feedline.config import load_spec
 from feedline.errors import DataError
 from feedline.planning.plan import Plan
-from feedline.spec import load_spec
 from feedline.warehouse.cache.cache_folder import CacheRef
 
 

@@ -17,12 +17,12 @@ from pipelines import Place
 from row_digests import digest_of
 
 from feedline import Pipeline
+from feedline.config import parse_spec
 from feedline.errors import StateError
 from feedline.loader.state import state_of
 from feedline.planning import mixing
 from feedline.planning.mixing import FULL_LANES, RowBytes, block_sizes, choose_window
 from feedline.planning.schedule import Schedule
-from feedline.spec import parse_spec
 from feedline.warehouse.snapshot.splits import plan_splits
 
 TEXT = """

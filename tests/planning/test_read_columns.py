@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 from minimal_pipeline import completed
 
+from feedline.config import parse_spec
 from feedline.planning.read_columns import read_columns_of
-from feedline.spec import parse_spec
 
 USER = pa.struct({"id": pa.int64(), "country": pa.string()})
 SCHEMA = pa.schema([("price", pa.float64()), ("day", pa.int64()), ("session", pa.int64()), ("user", USER)])

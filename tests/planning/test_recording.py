@@ -10,9 +10,9 @@ import pytest
 from minimal_pipeline import completed
 
 from feedline import Table
+from feedline.config import PipelineSpec, parse_spec
 from feedline.errors import SpecError
 from feedline.planning.recording import recording_of
-from feedline.spec import PipelineSpec, parse_spec
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from minimal_pipeline import completed
 
+from feedline.config import PipelineSpec, parse_spec
 from feedline.errors import SpecError
 from feedline.planning.read_columns import bound_sample, bound_where
-from feedline.spec import PipelineSpec, parse_spec
 
 SCHEMA = pa.schema([("price", pa.float64()), ("day", pa.int64()), ("user", pa.string())])
 

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from minimal_pipeline import completed
 
+from feedline.config import PipelineSpec, parse_spec
 from feedline.errors import SpecError
 from feedline.planning.table_features import compile_spec, planned_schema
-from feedline.spec import PipelineSpec, parse_spec
 
 SCHEMA = pa.schema([("price", pa.float64()), ("user", pa.string())])
 

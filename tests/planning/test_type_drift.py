@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.errors import TableError
-from feedline.planning.next_border import types_to_declare
+from feedline.planning.next_epoch_snapshot import types_to_declare
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 

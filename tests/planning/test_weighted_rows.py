@@ -15,7 +15,7 @@ from feedline import Pipeline
 from feedline.errors import SpecError
 from feedline.planning.source_plan import fingerprint_facts
 from feedline.planning.weighted_rows import DRAWS_VERSION, RowWeights
-from feedline.warehouse.reading.quanta import EXACT
+from feedline.warehouse.reading.row_weights import EXACT
 
 
 def pipeline_of(folder: Path, **changes: Any) -> Pipeline:

@@ -11,6 +11,7 @@ import pytest
 from processes import finished
 
 from feedline.blocks.environment import check_environment, environment_at
+from feedline.config import PipelineSpec
 from feedline.errors import ClusterError
 from feedline.loader.ring.launch import feeder_environment
 from feedline.resources import instructions
@@ -24,7 +25,6 @@ from feedline.resources.instructions import (
     instructions_remedy,
     level_instructions,
 )
-from feedline.spec import PipelineSpec
 
 COMPUTE = """
 import hashlib, json

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from saved.facts import first_batches, op_fingerprints, served_facts
 
 from feedline import Pipeline
+from feedline.config import load_spec
 from feedline.loader.state import state_of
 from feedline.serving.golden_check import check
-from feedline.spec import load_spec
 
 FILES = Path(__file__).parent
 PLACE = Path("/tmp/feedline-saved")  # where the files were written, and are loaded

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from feedline.config.cluster_section import TlsSpec
 from feedline.errors import ClusterError
 from feedline.service.certificate_authority import make_certificates
 from feedline.service.certificates import check_certificate_files
 from feedline.service.cluster.scheduler_connection import check_scheduler
 from feedline.service.refused_connection import check_scheduler_host, explain_refusal
-from feedline.spec.cluster_section import TlsSpec
 
 NOW = datetime.datetime.now(tz=datetime.UTC)
 DAY = datetime.timedelta(days=1)

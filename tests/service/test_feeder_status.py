@@ -16,6 +16,7 @@ from ringless_trainers import trainers_of, write_pipeline
 from schedulers import local_cluster
 
 from feedline import FeedlineDataset
+from feedline.config import load_spec
 from feedline.errors import DataError
 from feedline.loader.ring.status_files import live_statuses
 from feedline.loader.wire.run_status import FeederStatus
@@ -23,7 +24,6 @@ from feedline.service import feeder_status as status_gatherer
 from feedline.service.feeder_status import StatusGatherer
 from feedline.service.last_runs import LastRun, last_status
 from feedline.service.scheduler.extension import statuses_of
-from feedline.spec import load_spec
 
 ROWS = 20_000
 

@@ -14,10 +14,10 @@ from feeder_statuses import status_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.config import load_spec
 from feedline.errors import TableNotFoundError
 from feedline.service import last_runs
 from feedline.service.last_runs import LastRun, _files, last_status, last_statuses
-from feedline.spec import load_spec
 from feedline.warehouse.storage.locations import absolute, locate
 
 PIPELINE = """

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from minimal_pipeline import completed
 
+from feedline.config import PipelineSpec, parse_spec
 from feedline.planning.mixing import BlockSizes, RowBytes, block_sizes, choose_window
 from feedline.service.scheduler_load import (
     MOST_SHARE,
@@ -17,7 +18,6 @@ from feedline.service.scheduler_load import (
     describe_load,
     scheduler_load,
 )
-from feedline.spec import PipelineSpec, parse_spec
 
 
 def spec_of(**keys: Any) -> PipelineSpec:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from processes import role_files
 
+from feedline.config.cluster_section import TlsSpec
 from feedline.errors import ClusterError
 from feedline.service.certificate_authority import make_certificates
 from feedline.service.certificates import security_of
-from feedline.spec.cluster_section import TlsSpec
 
 
 def test_a_process_without_certificates_is_unencrypted():

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.wire.job_reports import JobAnswer
 from feedline.service.autoscale import TrainerLoad
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.worker_demand import Demand
-from feedline.spec.cluster_section import ClusterSpec
 
 START = TrainerLoad(
     steps=0,

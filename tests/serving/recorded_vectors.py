@@ -11,8 +11,8 @@ import pyarrow as pa
 from test_encoder import FEATURES, TABLE
 
 from feedline import Pipeline
+from feedline.config import PipelineSpec
 from feedline.serving.golden_check import record
-from feedline.spec import PipelineSpec
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 NUMBERS = pa.array(np.arange(240))

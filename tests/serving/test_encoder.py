@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import Pipeline
+from feedline.config import load_spec
 from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.row_arrays import Encoded
 from feedline.serving.encoder import Serving
-from feedline.spec import load_spec
 
 FEATURES: dict[str, Any] = {
     "dense": {"price": [{"fill_null": 0}, "log1p"], "vector": [], "size": {"expr": 'user["size"]', "ops": []}},

@@ -22,10 +22,10 @@ from processes import ended, ended_here
 from test_encoder import FEATURES, SCHEMA, TABLE
 
 from feedline import Pipeline
+from feedline.config import load_spec
 from feedline.errors import CorruptFileError, DataError, SpecError, TableNotFoundError
 from feedline.serving.encoder import Serving
 from feedline.serving.files import transform_file
-from feedline.spec import load_spec
 
 ROWS = pa.concat_tables([TABLE] * 25)
 

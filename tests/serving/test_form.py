@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from feedline.config import load_spec
 from feedline.errors import DataError
 from feedline.loader.row_arrays import Encoded
 from feedline.serving import encoder, stacks
 from feedline.serving.encoder import Serving
-from feedline.spec import load_spec
 
 COLUMNS = 5
 

@@ -25,13 +25,13 @@ from test_files import REFUSE
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import load_types
 from feedline.blocks import environment
+from feedline.config import load_spec
 from feedline.errors import SpecError
 from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.planning.table_features import artifact_set_key
 from feedline.serving import golden_check
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_check import ROWS_OF_SPLIT, check, compare, ulps_between
-from feedline.spec import load_spec
 
 
 def test_vectors_are_recorded_again_after_a_change(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):

@@ -14,12 +14,12 @@ from test_encoder import FEATURES, SCHEMA
 
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import load_types
+from feedline.config import load_spec
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.table_features import artifact_set_key
 from feedline.serving import golden_check
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_check import ROWS_OF_SPLIT, check, features_id, load_golden, save_golden
-from feedline.spec import load_spec
 
 
 def load_columns(folder: str) -> pa.Schema | None:

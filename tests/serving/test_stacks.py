@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import Pipeline
+from feedline.config import load_spec
 from feedline.loader.row_arrays import Encoded
 from feedline.serving import encoder
 from feedline.serving.encoder import Serving
-from feedline.spec import load_spec
 
 COLUMNS = 5
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.commands.check import run_check
+from feedline.config import load_spec
 from feedline.errors import FeedlineError
 from feedline.pipeline import Pipeline
-from feedline.spec import load_spec
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.selection.select import SPLIT_ROWS, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.take import take_snapshot

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import zarr
 
 from feedline.artifacts.external import read_external
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.expressions.types import INTEGER_RANGES, instance
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.ops import OPS, resolve
 from feedline.transforms.registry.op import Example, Op

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from feedline.config import PipelineSpec, load_spec
 from feedline.loader.limits.run_facts import Capacity, RunFacts
-from feedline.spec import PipelineSpec, load_spec
 from feedline.workbench.explain.explained_costs import RankSamples
 
 

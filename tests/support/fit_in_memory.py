@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 import pyarrow as pa
 
-from feedline.spec.features import FeatureSpec
+from feedline.config.features import FeatureSpec
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, FitRequest, InMemoryArtifacts
 

@@ -16,8 +16,8 @@ import polars as pl
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from feedline.spec.features import OpCall
-from feedline.spec.yaml_document import Path
+from feedline.config.features import OpCall
+from feedline.config.yaml_document import Path
 from feedline.transforms.ops import resolve
 from feedline.transforms.values.kinds import Value
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Pipeline
+from feedline.config import PipelineSpec
 from feedline.loader.state import state_of
 from feedline.loader.wire.facts import PlanFacts
 from feedline.planning.plan import Plan
 from feedline.planning.recording import unkeyed_recording
 from feedline.planning.table_features import compile_spec, planned_schema
-from feedline.spec import PipelineSpec
 from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.snapshot.snapshot import Snapshot
 

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.commands import feed
+from feedline.config import load_spec
 from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import BeginStream, EpochDone, FeederFailure, PlanAnswer, PlanRequest
 from feedline.native.ring import FREE, Arrival
 from feedline.service.feeder.feeder import Feeder
-from feedline.spec import load_spec
 
 BATCH = 100
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from distributed import Client, LocalCluster
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.wire.job_reports import JobReport
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.spec.cluster_section import ClusterSpec
 
 
 @contextlib.contextmanager

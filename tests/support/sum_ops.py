@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import SpecError
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.learning.learner import Artifact, Learning, Parts, Reading
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import Input, Parameters, example, op

@@ -20,8 +20,8 @@ import pytest
 import torch
 from processes import ended_here
 
+from feedline.config.pipeline_spec import load_spec
 from feedline.pipeline import Pipeline
-from feedline.spec.pipeline_spec import load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = Path(os.environ.get("FEEDLINE_TEST_DATA", ROOT.parent / "shared" / "data"))

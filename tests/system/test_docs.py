@@ -20,7 +20,7 @@ from pipelines import furnished
 from processes import ended_here
 from ruamel.yaml import YAML
 
-from feedline.spec import parse_spec
+from feedline.config import parse_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

@@ -22,10 +22,10 @@ from tornado import websocket
 
 from feedline import Batch, FeedlineDataset, Pipeline, Table, errors
 from feedline.cli import app
+from feedline.config import PipelineSpec
+from feedline.config.sections import BatchSpec, keys_of, section_at
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.wire.facts import FeederFacts, PlanFacts
-from feedline.spec import PipelineSpec
-from feedline.spec.sections import BatchSpec, keys_of, section_at
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "feedline"

@@ -29,7 +29,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.spec import load_spec
+from feedline.config import load_spec
 
 pytestmark = pytest.mark.nightly
 

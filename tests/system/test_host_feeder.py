@@ -20,13 +20,13 @@ from pipelines import Place, eventually, furnished, image, oracle
 from processes import all_gone, trainer
 
 from feedline import FeedlineDataset
+from feedline.config import load_spec
 from feedline.errors import FeederError
 from feedline.loader.launcher import meeting_name
 from feedline.loader.ring import feeder_source
 from feedline.loader.ring.launch import HostLaunch, feeder_command
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.ring_messages import EpochDone
-from feedline.spec import load_spec
 
 RANKS = 2
 

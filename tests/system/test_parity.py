@@ -23,10 +23,10 @@ from processes import DaskCluster
 from weighted_rows import ROWS, WIDTH, rows_of
 
 from feedline import FeedlineDataset, Pipeline
+from feedline.config import load_spec
 from feedline.loader.batch import Batch
 from feedline.loader.row_arrays import Encoded
 from feedline.serving.golden_check import check
-from feedline.spec import load_spec
 
 WORDS = ["Zürich", "a", "", "exactly8", "a text of more than twelve bytes"]
 COST = {"table": "items.parquet", "on": "item", "take": "cost"}

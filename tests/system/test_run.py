@@ -29,12 +29,12 @@ from rich.console import Console
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.commands.run import RunSummary, parse_ranks, print_summary
+from feedline.config import load_spec
 from feedline.errors import SpecError, StateError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.ring import rendezvous
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.wire.facts import BlockStats
-from feedline.spec import load_spec
 
 STEPS = 78
 SECONDS = 60  # to end within, on a machine that is busy with other things

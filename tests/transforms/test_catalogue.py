@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from feedline.spec.pipeline_spec import json_schema
+from feedline.config.pipeline_spec import json_schema
 from feedline.transforms.catalogue import SECTIONS, document, op_schema
 from feedline.transforms.ops import OPS
 

@@ -17,10 +17,10 @@ from tables_with_bad_files import ids, of_parts, part, pipeline_over
 
 import feedline.warehouse.snapshot.footer_tasks as footer_tasks
 from feedline import FeedlineDataset, Pipeline
+from feedline.config import load_spec
 from feedline.errors import CorruptFileError, TableError
 from feedline.loader.wire.facts import Hello
 from feedline.planning.table_snapshot import freeze
-from feedline.spec import load_spec
 from feedline.warehouse.bad_files import (
     BadFile,
     findings_in,

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from minimal_pipeline import completed
 
-from feedline.spec import PipelineSpec, parse_spec
-from feedline.spec.source_section import parse_type
+from feedline.config import PipelineSpec, parse_spec
+from feedline.config.source_section import parse_type
 
 TABLES, SNAPSHOTS = (
     (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8") for page in ("tables.md", "snapshots.md")

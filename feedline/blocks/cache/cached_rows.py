@@ -38,12 +38,12 @@ from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_column
 from feedline.blocks.row_counts import RowCounts
 from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
+from feedline.config.features import FeatureSpec
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
 from feedline.loader.encoding.quality import Quality, merge
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
-from feedline.spec.features import FeatureSpec
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
 from feedline.warehouse.rebase.recorded_rows import recorded, recorder_of, remaining_rows, spans_of

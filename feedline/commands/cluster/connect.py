@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from feedline.config import PipelineSpec
 from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.planning.table_features import required_functions
@@ -17,7 +18,6 @@ from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.worker_demand import Demand
-from feedline.spec import PipelineSpec
 
 
 @contextmanager

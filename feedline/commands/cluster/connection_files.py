@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from feedline.config.cluster_section import ClusterSpec, TlsSpec
 from feedline.errors import SpecError
-from feedline.spec.cluster_section import ClusterSpec, TlsSpec
 
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The scheduler: tls://host:port or tcp://host:port.")]
 TlsCa = Annotated[str | None, typer.Option(metavar="FILE", help="Certificate of the authority (PEM).")]

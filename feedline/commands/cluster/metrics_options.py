@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from feedline.config.monitoring_section import Metrics, MetricsSpec, is_address
 from feedline.errors import SpecError
-from feedline.spec.monitoring_section import Metrics, MetricsSpec, is_address
 
 MetricsAt = Annotated[
     str | None,

@@ -15,13 +15,13 @@ import typer
 
 from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.commands.cluster.metrics_options import MetricsAt, MetricsDir, metrics_options
+from feedline.config.cluster_section import is_loopback, scheduler_address
 from feedline.errors import SpecError
 from feedline.resources.cgroups import available_cores
 from feedline.resources.instructions import choose_cpu
 from feedline.service.log_lines import write_log_lines
 from feedline.service.worker.departure import DRAIN_S
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess, replace_process, worker_environment
-from feedline.spec.cluster_section import is_loopback, scheduler_address
 
 ContactAddress = Annotated[
     str | None,

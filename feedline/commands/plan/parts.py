@@ -14,17 +14,17 @@ from rich.markup import escape
 
 from feedline.blocks.cache.entry_names import SEGMENT_ROWS, EntryNames, Segment, segments
 from feedline.blocks.jobs import compile_job
+from feedline.config import PipelineSpec
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.planning.source_plan import SourcePlan
 from feedline.planning.table_snapshot import landing_of
 from feedline.planning.weighted_rows import RowWeights
-from feedline.spec import PipelineSpec
 from feedline.warehouse.cache.cache_folder import check_folder, held_columns
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.fragment import Fragment
-from feedline.warehouse.reading.quanta import EXACT
+from feedline.warehouse.reading.row_weights import EXACT
 from feedline.warehouse.selection.pruning_report import Stage
-from feedline.warehouse.snapshot.landed_files import plural
+from feedline.warehouse.snapshot.arrived_files import plural
 
 
 def part_costs(plan: SourcePlan) -> dict[str, Any]:

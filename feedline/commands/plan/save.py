@@ -13,11 +13,11 @@ import numpy as np
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.progress_line import ProgressLine
+from feedline.config import PipelineSpec
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
 from feedline.planning.table_snapshot import save_for_runs
 from feedline.service.cluster.fit_workers import DaskWorkers
-from feedline.spec import PipelineSpec
 from feedline.warehouse.selection.pruning_report import COUNTED
 from feedline.warehouse.storage.locations import absolute, redact
 

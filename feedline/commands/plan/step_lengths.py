@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from rich.markup import escape
 
 from feedline.blocks.request import RowOrder
+from feedline.config.sections import BatchSpec
 from feedline.loader.wire.codec import to_values
 from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.plan import bucket_facts
 from feedline.planning.schedule import Piece
 from feedline.planning.source_plan import SourcePlan
 from feedline.planning.step_rows import StepRows
-from feedline.spec.sections import BatchSpec
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.selection.row_measures import list_lengths
 

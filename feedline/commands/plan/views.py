@@ -18,6 +18,7 @@ from feedline.commands.consoles import console_on, print_facts, say
 from feedline.commands.dedup_table import print_proposals
 from feedline.commands.plan.against import against_table, describe_against
 from feedline.commands.plan.report import describe, facts_table, memory_text, plan_table, row_bytes, source_table
+from feedline.config import PipelineSpec
 from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.loader.wire.codec import to_values
 from feedline.planning.dedup.proposals import describe_proposals
@@ -27,7 +28,6 @@ from feedline.planning.schedule import rank_lanes
 from feedline.planning.step_rows import EpochRows
 from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.window import window_bounds
-from feedline.spec import PipelineSpec
 
 # --------------------------------------------------------------------------------------------------------------------
 # Describe the plan of one source, or of several: each source as a plan of its own, and what every step holds of it.

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from feedline.config.features import Expectation
 from feedline.loader.encoding.layout import SlotColumn
-from feedline.spec.features import Expectation
 
 Bools = NDArray[np.bool_]
 

@@ -5,9 +5,9 @@ Runs in: whatever explains a run. Pure; no torch.
 
 from __future__ import annotations
 
+from feedline.config import PipelineSpec
 from feedline.loader.limits.run_facts import Capacity
 from feedline.loader.wire.facts import FeederStats
-from feedline.spec import PipelineSpec
 
 
 def capacity_of(

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from feedline.config import PipelineSpec
 from feedline.errors import FeederError
 from feedline.loader.launcher import RankInfo, meeting_name
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
@@ -28,7 +29,6 @@ from feedline.resources.allocators import allocator_environment
 from feedline.resources.cgroups import available_cores, available_memory_bytes, launcher_affinity, rank_cores
 from feedline.resources.instructions import choose_cpu, cpu_environment
 from feedline.resources.scratch import SCRATCH_VARIABLE, ScratchFolder
-from feedline.spec import PipelineSpec
 
 COMMAND_VARIABLE = "FEEDLINE_COMMAND"
 # After so many deaths without a batch in between, another feeder would die as well.

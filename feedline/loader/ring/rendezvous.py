@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from feedline.config import PipelineSpec
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.wire.ring_messages import FeederLeaving, Welcome
-from feedline.spec import PipelineSpec
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from feedline.blocks.compute import first_block_rows
 from feedline.blocks.jobs import CompiledPart, compile_job
 from feedline.blocks.request import BlockRequest, Job
+from feedline.config.features import FeatureSpec
 from feedline.errors import DataError
 from feedline.expressions.column_parts import has_column, part_of
 from feedline.loader.encoding.encode import encode
@@ -31,7 +32,6 @@ from feedline.planning.dedup.column_changes import (
     without_worst,
 )
 from feedline.planning.source_plan import SourcePlan
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.reading.read import stored_columns
 

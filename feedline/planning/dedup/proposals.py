@@ -18,6 +18,8 @@ import numpy as np
 
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import Job
+from feedline.config.column_ranges import join_names
+from feedline.config.dedup_section import DedupSpec
 from feedline.loader.encoding.encode import encode
 from feedline.planning.dedup.column_changes import find_changes, propose_groups
 from feedline.planning.dedup.group_measure import (
@@ -31,8 +33,6 @@ from feedline.planning.dedup.group_measure import (
     sample_facts,
 )
 from feedline.planning.source_plan import SourcePlan
-from feedline.spec.column_ranges import join_names
-from feedline.spec.dedup_section import DedupSpec
 from feedline.transforms.compile.dedup_groups import PLAIN_GROUPS, assign_groups
 from feedline.warehouse.parquet.dedup_columns import is_group_name
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from feedline.blocks.environment import Environment, environment_at
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
+from feedline.config.cluster_section import ClusterSpec
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.fair_share import FairShare, priority
@@ -27,8 +29,6 @@ from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.outage import waits
 from feedline.service.cluster.task_places import TaskPlaces
 from feedline.service.monitoring.finished_block import ObserveBlock
-from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.monitoring_section import MetricsSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 
 if TYPE_CHECKING:

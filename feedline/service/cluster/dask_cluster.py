@@ -22,6 +22,8 @@ from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
 from distributed.utils import format_dashboard_link
 
+from feedline.config.cluster_section import ClusterSpec
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError
 from feedline.loader.wire.job_reports import JobReport
 from feedline.loader.wire.run_status import FeederStatus
@@ -43,8 +45,6 @@ from feedline.service.refused_connection import explain_refusal
 from feedline.service.scheduler.extension import offer_statuses
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.worker.watched_worker import watched_workers
-from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.monitoring_section import MetricsSpec
 
 # Tasks after which Dask's cache of the parsed keys of tasks is cleared.
 _REMEMBERED_KEYS = 1000

@@ -18,6 +18,7 @@ import dask
 from distributed import Nanny, Scheduler, Security, SpecCluster
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.dask_patches.own_workers import with_rare_heartbeat, with_recorded_failure
@@ -25,7 +26,6 @@ from feedline.service.dask_patches.prompt_streams import send_promptly
 from feedline.service.dask_patches.without_http import scheduler_class, worker_class
 from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.extension import install, statuses_of
-from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"
 # The options of all nodes. The scheduler's dashboard is loaded on demand; workers' would load bokeh for nothing.

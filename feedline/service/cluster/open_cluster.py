@@ -17,14 +17,14 @@ from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import check_job
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
+from feedline.config.cluster_section import ClusterSpec
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.blame import EXCLUDED_S, Exclusions
 from feedline.service.cluster.cluster import BlockTask, Cluster
 from feedline.service.cluster.local_tasks import LocalTasks
 from feedline.service.cluster.worker_checks import WorkerRead, check_reach, check_workers, read_again
-from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.monitoring_section import MetricsSpec
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.storage.parallel import in_threads
 

@@ -27,12 +27,12 @@ from distributed.deploy.cluster import Cluster as DaskDeployment
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from feedline.config.cluster_section import ClusterSpec, is_loopback
 from feedline.errors import ClusterError
 from feedline.service.certificates import security_of
 from feedline.service.cluster.local_cluster import temporary_security
 from feedline.service.dask_patches.deployments import forget_unstarted, has_fixed_workers
 from feedline.service.scheduler.extension import install
-from feedline.spec.cluster_section import ClusterSpec, is_loopback
 
 logger = logging.getLogger(__name__)
 

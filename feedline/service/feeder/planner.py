@@ -26,7 +26,7 @@ from feedline.loader.wire.run_status import FILES_PHASE
 from feedline.planning.agreement import RunStart
 from feedline.planning.artifact_choice import fit_artifacts
 from feedline.planning.epoch_schedule import EpochSchedule
-from feedline.planning.next_border import NothingLandedError
+from feedline.planning.next_epoch_snapshot import NothingLandedError
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import start_of
 from feedline.planning.schedule import Schedule

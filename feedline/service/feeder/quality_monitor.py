@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from feedline.config.features import FeatureSpec, OnExpect, broken_bounds, complaint
 from feedline.errors import DataError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import COUNTS, Quality, measures, merge
 from feedline.loader.ring.reports import EpochCounts
 from feedline.planning.schedule import Block
-from feedline.spec.features import FeatureSpec, OnExpect, broken_bounds, complaint
 
 ENOUGH_ROWS = 1_000_000
 _PACKING_SHARE = 0.01

@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
+from feedline.config.monitoring_section import TracesSpec
 from feedline.service.monitoring.finished_block import FinishedBlock
-from feedline.spec.monitoring_section import TracesSpec
 from feedline.version import VERSION
 from feedline.warehouse.storage.locations import redact
 

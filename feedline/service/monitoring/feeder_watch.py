@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+from feedline.config.monitoring_section import MetricsSpec, TracesSpec
 from feedline.errors import FeederError
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.monitoring.feeder_metrics import FEEDER_METRICS
 from feedline.service.monitoring.finished_block import ObserveBlock
 from feedline.service.monitoring.target_files import sweep_targets
-from feedline.spec.monitoring_section import MetricsSpec, TracesSpec
 
 
 @contextlib.contextmanager

@@ -21,10 +21,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError
 from feedline.service.monitoring.metric import Metric
 from feedline.service.monitoring.target_files import MetricsTarget, target_labels
-from feedline.spec.monitoring_section import MetricsSpec
 
 logger = logging.getLogger("feedline.metrics")
 

@@ -13,6 +13,7 @@ from typing import Any
 from distributed import Security
 from distributed.core import rpc
 
+from feedline.config.cluster_section import TlsSpec
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare
@@ -20,7 +21,6 @@ from feedline.loader.wire.run_status import FeederStatus, RankStatus, state_of_r
 from feedline.service.certificates import security_of
 from feedline.service.refused_connection import explain_refusal
 from feedline.service.scheduler.extension import METADATA_KEY
-from feedline.spec.cluster_section import TlsSpec
 from feedline.version import VERSION
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import dask
 from distributed import Security
 
+from feedline.config.cluster_section import TlsSpec, is_loopback
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError, SpecError
 from feedline.service.certificates import security_of
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
@@ -25,8 +27,6 @@ from feedline.service.page.dashboard import PAGE
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.preload import dask_setup
 from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
-from feedline.spec.cluster_section import TlsSpec, is_loopback
-from feedline.spec.monitoring_section import MetricsSpec
 
 logger = logging.getLogger("feedline.scheduler")
 

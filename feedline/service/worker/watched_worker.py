@@ -15,10 +15,10 @@ import dask
 from distributed import Status, Worker
 from pydantic import TypeAdapter, ValidationError
 
+from feedline.config.monitoring_section import Metrics, MetricsSpec
 from feedline.errors import ClusterError
 from feedline.service.monitoring.block_counts import BLOCK_COUNTS
 from feedline.service.worker.worker_metrics import WORKER_METRICS, WorkerState
-from feedline.spec.monitoring_section import Metrics, MetricsSpec
 
 logger = logging.getLogger("feedline.worker")
 

@@ -22,6 +22,8 @@ from distributed.comm.core import connect
 from distributed.core import rpc
 from distributed.utils import get_ip
 
+from feedline.config.cluster_section import TlsSpec, is_loopback, scheduler_address
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError
 from feedline.native.kernels import kernels_text
 from feedline.resources.allocators import allocator_environment
@@ -36,8 +38,6 @@ from feedline.service.refused_connection import explain_refusal
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.service.worker.worker_metrics import WORKER_METRICS, WorkerState
 from feedline.service.worker_cores import report_cores
-from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_address
-from feedline.spec.monitoring_section import MetricsSpec
 
 logger = logging.getLogger("feedline.worker")
 

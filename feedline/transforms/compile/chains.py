@@ -12,6 +12,7 @@ from dataclasses import replace
 import polars as pl
 import pyarrow as pa
 
+from feedline.config.features import AnyGroup, FeatureInput, FeatureSpec, Group, OpCall
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions.column_parts import has_column, part_field, part_of
 from feedline.expressions.types import (
@@ -29,7 +30,6 @@ from feedline.expressions.types import (
     nearest,
     unknown_type_hint,
 )
-from feedline.spec.features import AnyGroup, FeatureInput, FeatureSpec, Group, OpCall
 from feedline.transforms.compile.fit_requests import (
     FitRequests,
     Key,

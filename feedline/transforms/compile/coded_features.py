@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from feedline.config.features import FeatureSpec
 from feedline.errors import DataError
 from feedline.expressions.types import has_strings
 from feedline.native import rows
 from feedline.native.coded_values import CodedValues
 from feedline.native.rows import Codes
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind

@@ -19,9 +19,9 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.config.features import AnyGroup, FeatureSpec
 from feedline.errors import DataError
 from feedline.expressions.extraction import project
-from feedline.spec.features import AnyGroup, FeatureSpec
 from feedline.transforms.compile.chains import Compiler, chain_text
 from feedline.transforms.compile.fit_requests import Levels, Provenance, shared_keys
 from feedline.transforms.compile.step_passes import FusedPass

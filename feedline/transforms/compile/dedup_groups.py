@@ -12,9 +12,9 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 
+from feedline.config.dedup_section import DedupSpec
+from feedline.config.features import FeatureInput, FeatureSpec
 from feedline.expressions import parse
-from feedline.spec.dedup_section import DedupSpec
-from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_functions import calls_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from feedline.config.features import AnyGroup, FeatureSpec, OpCall
 from feedline.expressions.types import type_name
-from feedline.spec.features import AnyGroup, FeatureSpec, OpCall
 from feedline.transforms.compile.chains import Compiler, input_feature
 from feedline.transforms.compile.fit_requests import Key
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet

@@ -15,8 +15,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from feedline.config.features import FeatureInput, FeatureSpec
 from feedline.errors import SpecError
-from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.learning.learner import Artifact, ArtifactSet, FitRequest, Learner
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.op import BoundOp, OpError

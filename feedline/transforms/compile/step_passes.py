@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 import pyarrow as pa
 
-from feedline.spec.features import FeatureSpec
+from feedline.config.features import FeatureSpec
 from feedline.transforms.compile.chains import Compiler
 from feedline.transforms.compile.fit_requests import Levels
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet

@@ -23,8 +23,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from feedline.config.features import FeatureSpec
 from feedline.errors import SpecError
-from feedline.spec.features import FeatureSpec
 
 T = TypeVar("T")
 SEEN = "seen"  # the role, besides those of `Learning.row_roles`, of the column that marks the rows a fit has seen

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 
+from feedline.config.sections import Bytes
 from feedline.errors import DataError, SpecError
 from feedline.expressions.types import INTEGER, STRING
-from feedline.spec.sections import Bytes
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.transforms.registry.op import Parameters, example, op
 from feedline.transforms.values.arrays import map_series

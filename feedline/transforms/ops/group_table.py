@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from feedline.config.sections import Bytes
 from feedline.errors import DataError, SpecError
 from feedline.expressions.types import BINARY, BOOLEAN, INTEGER, STRING
-from feedline.spec.sections import Bytes
 from feedline.transforms.learning.group_sums import finite
 from feedline.transforms.learning.learner import Artifact, Parts
 from feedline.transforms.registry.op import Input

@@ -14,9 +14,9 @@ import polars as pl
 import pyarrow as pa
 from pydantic import Field
 
+from feedline.config.sections import Bytes
 from feedline.errors import SpecError
 from feedline.expressions.types import BOOLEAN, INTEGER, NUMBERS, STRING, instance, kind
-from feedline.spec.sections import Bytes
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.transforms.ops.dense import FillNull, Number, fill_null
 from feedline.transforms.registry.op import Input, Parameters, example, op

@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
+from feedline.config.sections import Bytes
 from feedline.expressions.types import BINARY, INTEGER, STRING
 from feedline.hashing import bucket_integers, digest
-from feedline.spec.sections import Bytes
 from feedline.transforms.learning.learner import Artifact, Learning
 from feedline.transforms.learning.value_counts import ValueCounts
 from feedline.transforms.ops.dense import widen

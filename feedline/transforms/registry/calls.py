@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from feedline.spec.features import OpCall
-from feedline.spec.yaml_document import Path, describe_value, path_text, unknown_message
+from feedline.config.features import OpCall
+from feedline.config.yaml_document import Path, describe_value, path_text, unknown_message
 from feedline.transforms.registry.op import OPS, BoundOp, Op, OpError, Parameters
 
 _QUOTED = re.compile(r"'([^']*)'")

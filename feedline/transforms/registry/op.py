@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeVar
 import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from feedline.config.features import OpCall
+from feedline.config.yaml_document import Path
 from feedline.errors import SpecError
 from feedline.expressions.types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, STRUCT
-from feedline.spec.features import OpCall
-from feedline.spec.yaml_document import Path
 from feedline.transforms.learning.learner import Artifact, Learner, Learning, Reading
 from feedline.transforms.values.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
 from feedline.transforms.values.lookup_counts import hold_lookup

@@ -17,11 +17,11 @@ import polars as pl
 import pyarrow as pa
 from pydantic import Field
 
+from feedline.config.features import FeatureSpec, OpCall
+from feedline.config.source_section import parse_type
 from feedline.errors import DataError, SpecError
 from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, type_name
-from feedline.spec.features import FeatureSpec, OpCall
-from feedline.spec.source_section import parse_type
 from feedline.transforms.registry.calls import Form, OpDeclaration, checked_parameters, declaration_of, resolve
 from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.op import OPS, BoundOp, Input, Op, OpError, Parameters

@@ -24,8 +24,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import ClusterError, SpecError
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.registry.function_code import FunctionCode, code_of_function, noting_imports
 
 ENTRY_POINTS = "feedline.ops"

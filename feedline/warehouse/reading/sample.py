@@ -27,11 +27,11 @@ import polars as pl
 import pyarrow as pa
 from pydantic import ValidationError
 
+from feedline.config.source_section import SampleSpec
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.types import nearest
 from feedline.hashing import Words, digest, hash_words, hashable, key_hash, outputs
-from feedline.spec.source_section import SampleSpec
 from feedline.warehouse.reading.columns import expanded_frame
 
 SAMPLE_WEIGHT = "sample_weight"  # the virtual column: 1 / fraction for sampled rows, 1 for all others

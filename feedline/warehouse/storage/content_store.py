@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import CorruptFileError, TableError
-from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
@@ -284,7 +283,7 @@ class KeptWaves:
         if self._work_dir is None:
             return None
         try:
-            tables = content_store.find(self._work_dir, name).tables()
+            tables = find(self._work_dir, name).tables()
         except (FileNotFoundError, TableError):
             return None
         self._names.add(name)
@@ -292,13 +291,13 @@ class KeptWaves:
 
     def save(self, name: str, tables: Iterable[pa.Table], *, compression: str | None = "zstd") -> None:
         if self._work_dir is not None:
-            content_store.create(self._work_dir, name, tables, compression=compression)
+            create(self._work_dir, name, tables, compression=compression)
             self._names.add(name)
 
     def forget(self, folder: str | None = None) -> None:
         """Remove the results: the whole is saved, or never will be. folder: remove abandoned ones there, too."""
         if self._work_dir is None:
             return
-        abandoned = [] if folder is None else content_store.older_than(self._work_dir, folder, _ABANDONED_S)
+        abandoned = [] if folder is None else older_than(self._work_dir, folder, _ABANDONED_S)
         for name in [*self._names, *abandoned]:
-            content_store.remove(self._work_dir, name)
+            remove(self._work_dir, name)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from feedline.spec.features import Group
+from feedline.config.features import Group
 
 # What the model predicts, and so its loss: one of two, a number, or one of several classes.
 Task: TypeAlias = Literal["binary", "regression", "classes"]

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from feedline.commands.schema import SCHEMA_LINE
+from feedline.config.features import GROUPS
 from feedline.planning.dedup.proposals import with_ranges
-from feedline.spec.features import GROUPS
 from feedline.workbench.begin.init_plan import InitPlan, LeftOut, PlannedFeature
 from feedline.workbench.begin.quoting import column_expr, comment, yaml_key, yaml_string, yaml_value
 

@@ -10,8 +10,8 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 
-from feedline.spec.column_ranges import has_range
-from feedline.spec.yaml_document import resolve_scalar
+from feedline.config.column_ranges import has_range
+from feedline.config.yaml_document import resolve_scalar
 
 _WORD = r"[A-Za-z0-9_./+()<>=%*-]+"
 # Strings that need no quotes anywhere in YAML: words of an expression or a path, and URIs.

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow.compute as pc
 
+from feedline.config import PipelineSpec, parse_spec
 from feedline.errors import DataError, FeedlineError, PlanError, SpecError
 from feedline.expressions import bind_where
 from feedline.expressions.moments import python_values
@@ -23,7 +24,6 @@ from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.resolve import preview_plan
 from feedline.planning.source_plan import SourcePlan
 from feedline.planning.table_features import compile_spec
-from feedline.spec import PipelineSpec, parse_spec
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot

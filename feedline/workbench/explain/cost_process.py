@@ -16,10 +16,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from feedline.config import PipelineSpec
 from feedline.errors import PlanError
 from feedline.loader.ring.launch import feeder_environment, standard_input
 from feedline.resources.cgroups import available_cores
-from feedline.spec import PipelineSpec
 from feedline.workbench.explain.measured_costs import MeasuredCosts
 
 ALONE_S = 20.0  # CPU seconds that measuring may take without a run

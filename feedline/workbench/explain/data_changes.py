@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, PieceRequest
+from feedline.config.dedup_section import DedupSpec
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import has_column, part_of
 from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.source_plan import SourcePlan
 from feedline.resources.scratch import scratch_folder
-from feedline.spec.dedup_section import DedupSpec
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.dedup_groups import assign_groups
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.optimize.survey import file_fragment, null_paths, without_nulls

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
+from feedline.config import PipelineSpec
 from feedline.errors import PlanError
 from feedline.loader.limits.capacities import capacity_of
 from feedline.loader.limits.run_facts import Capacity, RunFacts, with_other_cpu
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FILES_PHASE, FeederStatus, RankStatus
 from feedline.progress import report_progress
-from feedline.spec import PipelineSpec
 from feedline.workbench.explain.explained_costs import Explanation, RankSamples
 
 _LOOK_S = 0.5  # feeders write every two seconds

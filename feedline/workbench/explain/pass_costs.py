@@ -25,11 +25,11 @@ from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.blocks.row_order import chunk_order, ordered_rows
+from feedline.config.features import FeatureSpec
 from feedline.errors import PlanError
 from feedline.loader.encoding.encode import can_order
 from feedline.native.unique_rows import UniqueRows
 from feedline.planning.source_plan import SourcePlan
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.step_passes import StepPass, step_passes
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.workbench.explain.cpu_time import NO_CPU, CpuBudget, CpuEstimate, estimate, measure_in_turn

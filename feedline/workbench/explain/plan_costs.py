@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Self
 
+from feedline.config import PipelineSpec
 from feedline.errors import FeedlineError
 from feedline.loader.ring.launch import LOCK_S
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshots, lanes_for, preview_plan
 from feedline.planning.source_plan import SourcePlan
-from feedline.spec import PipelineSpec
 from feedline.workbench.explain.cost_account import measure_costs
 from feedline.workbench.explain.cost_process import ALONE_S
 from feedline.workbench.explain.cpu_time import ROUNDS

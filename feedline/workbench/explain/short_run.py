@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from feedline.config import PipelineSpec
 from feedline.loader.limits.capacities import capacity_of
 from feedline.loader.limits.run_facts import RunFacts, with_other_cpu
 from feedline.loader.ring.client import FeederClient, Slot
@@ -21,7 +22,6 @@ from feedline.loader.wire.facts import FeederStats, Hello, PlanFacts
 from feedline.progress import report_progress
 from feedline.resources.thread_clocks import process_cpu_s, tree_cpu_s
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
-from feedline.spec import PipelineSpec
 from feedline.workbench.explain.explained_costs import Explanation, HeadspaceFacts, RankSamples
 
 _LOOK_S = 0.05

@@ -29,7 +29,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.errors import SpecError
-from feedline.workbench.generate import clicks as draws
 
 # --------------------------------------------------------------------------------------------------------------------
 # The random values of a generated table: pure functions of 64-bit words drawn from Philox. A stream of words is
@@ -272,7 +271,7 @@ class ClickFile:
         self._heads = np.flatnonzero(np.diff(self._session, prepend=-1))
         self._ts, self._order = self._draw_times()
         users = max(1, round(recipe.rows / recipe.sessions_mean / _SESSIONS_PER_USER))
-        self._user = draws.zipf(self._words(_USERS, self.sessions), users)
+        self._user = zipf(self._words(_USERS, self.sessions), users)
         self._joint = self._draw_changes(_CHANGES) if recipe.joint_changes else None
         self._user_side = {
             kind + index: self._versions(kind, index)
@@ -305,8 +304,8 @@ class ClickFile:
             arrays.append(gather(rows) if gather else self._draw(kind, index, len(rows), chunk))
         arrays += [gather(rows) for gather in self._lists]
         logit = click_logit(pa.table(arrays, schema=recipe.feature_schema()))
-        clicked = draws.unit(self._words(_LABELS, len(rows), chunk)) < 1.0 / (1.0 + np.exp(-logit))
-        dwell = draws.lognormal(self._words(_DWELL, len(rows), chunk), 1.2) * np.float32(10) + np.float32(1)
+        clicked = unit(self._words(_LABELS, len(rows), chunk)) < 1.0 / (1.0 + np.exp(-logit))
+        dwell = lognormal(self._words(_DWELL, len(rows), chunk), 1.2) * np.float32(10) + np.float32(1)
         arrays += [pa.array(clicked.view(np.int8)), pa.array(dwell, mask=~clicked)]
         return pa.table(arrays, schema=recipe.schema())
 
@@ -315,7 +314,7 @@ class ClickFile:
         mean, lengths, chunk = self._recipe.sessions_mean, np.empty(0, np.int64), 0
         while (total := int(lengths.sum())) < self._rows:
             words = self._words(_SESSIONS, int((self._rows - total) / mean) + 64, chunk)
-            lengths, chunk = np.concatenate((lengths, draws.geometric(words, mean))), chunk + 1
+            lengths, chunk = np.concatenate((lengths, geometric(words, mean))), chunk + 1
         return np.repeat(np.arange(len(lengths)), np.minimum(lengths, self._rows))[: self._rows]
 
     def _draw_times(self) -> tuple[Int64s, Int64s]:
@@ -323,7 +322,7 @@ class ClickFile:
         recipe = self._recipe
         width = _DAY_US // recipe.parts(self._day)
         begin = int(recipe.midnight(self._day).timestamp()) * 1_000_000 + self._part * width
-        since = (draws.unit(self._words(_TIMES, self._rows)) * width).astype(np.int64)
+        since = (unit(self._words(_TIMES, self._rows)) * width).astype(np.int64)
         since = np.sort((self._session << _DAY_BITS) | since) & ((1 << _DAY_BITS) - 1)
         rows = np.arange(self._rows)
         if not recipe.clustered:
@@ -337,7 +336,7 @@ class ClickFile:
 
     def _draw_changes(self, stream: int) -> Int32s:
         words = self._words(stream, self._rows)
-        changed = draws.unit(words) >= self._recipe.keep_probability
+        changed = unit(words) >= self._recipe.keep_probability
         changed[self._heads] = True
         return np.cumsum(changed, dtype=np.int32) - 1  # a part keeps one per user-side column, or one
 
@@ -352,10 +351,10 @@ class ClickFile:
         version = self._changes(stream)
         changes = np.diff(version[self._heads], append=version[-1] + 1) - 1
         spread = recipe.history_max - recipe.history_min + 1
-        lengths = (draws.unit(self._words(_LENGTHS + index, self.sessions)) * spread).astype(np.int64)
+        lengths = (unit(self._words(_LENGTHS + index, self.sessions)) * spread).astype(np.int64)
         lengths += recipe.history_min
         stops = np.cumsum(lengths + changes)
-        values = draws.zipf(self._words(stream, int(stops[-1])), _HISTORY_CARDINALITY)
+        values = zipf(self._words(stream, int(stops[-1])), _HISTORY_CARDINALITY)
         start = (stops - lengths)[self._session] - (version - version[self._heads][self._session])
 
         def gather(rows: Int64s) -> pa.Array:
@@ -370,15 +369,15 @@ class ClickFile:
         words = self._words(kind + index, count, chunk)
         if kind == _DENSE:
             return pa.array(
-                draws.lognormal(words, 0.6 + 0.2 * (index % 5)), mask=draws.nulls(words, self._recipe.null_share)
+                lognormal(words, 0.6 + 0.2 * (index % 5)), mask=nulls(words, self._recipe.null_share)
             )
         if kind == _IDS:
-            return pa.array(draws.zipf(words, _ID_CARDINALITIES[index % len(_ID_CARDINALITIES)]))
+            return pa.array(zipf(words, _ID_CARDINALITIES[index % len(_ID_CARDINALITIES)]))
         cardinality = _STRING_CARDINALITIES[index % len(_STRING_CARDINALITIES)]
-        return _dictionary(cardinality).take(pa.array(draws.zipf(words, cardinality)))
+        return _dictionary(cardinality).take(pa.array(zipf(words, cardinality)))
 
     def _words(self, stream: int, count: int, chunk: int = 0) -> Words:
-        return draws.draw_words((self._recipe.seed, stream), (chunk, self._part, self._day), count)
+        return draw_words((self._recipe.seed, stream), (chunk, self._part, self._day), count)
 
 
 def click_logit(table: pa.Table) -> Float64s:
@@ -396,12 +395,12 @@ def click_logit(table: pa.Table) -> Float64s:
         values = np.log1p(np.fmax(column.to_numpy(zero_copy_only=False).astype(np.float64), 0.0)) - 0.7
         logit += weight * np.where(column.is_valid().to_numpy(zero_copy_only=False), values, 0.0)
     for weight, name in zip(weights, _ends(table, "id_"), strict=False):
-        logit += weight * draws.effect(_column_array(table, name).to_numpy())
+        logit += weight * effect(_column_array(table, name).to_numpy())
     if "hist_0" in table.column_names:
         lists = _column_array(table, "hist_0")
         offsets, values = lists.offsets.to_numpy(), lists.values.to_numpy()
         filled = np.diff(offsets) > 0
-        logit[filled] += 1.5 * draws.effect(values[offsets[:-1][filled]])
+        logit[filled] += 1.5 * effect(values[offsets[:-1][filled]])
     return logit
 
 

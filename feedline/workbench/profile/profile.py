@@ -16,10 +16,10 @@ from rich.console import Console
 from feedline.commands.consoles import console_on, say
 from feedline.commands.pipeline_arguments import AsJson, Source, names_pipeline
 from feedline.commands.progress_line import ProgressLine
+from feedline.config import PipelineSpec
+from feedline.config.column_ranges import split_names
 from feedline.errors import SpecError
 from feedline.pipeline import Pipeline
-from feedline.spec import PipelineSpec
-from feedline.spec.column_ranges import split_names
 from feedline.workbench.profile.drift import TableDrift, compare_tables
 from feedline.workbench.profile.profile_page import drift_page, profile_page
 from feedline.workbench.profile.profile_table import ProfileOptions, profile_table

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feedline.blocks.cache.cached_features import CachedFeatures
 from feedline.blocks.cache.feature_costs import FeatureMeasurements, MeasuredFeatures, feature_classes
-from feedline.spec.features import FeatureSpec, OpCall
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.warehouse.cache.cache_folder import CachedColumn
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from feedline.commands.cluster.metrics_options import metrics_options
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import SpecError
-from feedline.spec.monitoring_section import MetricsSpec
 
 
 def test_an_address_a_folder_or_both():

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.config.features import Expectation, broken_bounds
 from feedline.errors import DataError
 from feedline.loader.encoding.bad_values import NOT_FINITE, NULL, bad_rows_of
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer, measures
-from feedline.spec.features import Expectation, broken_bounds
 
 FLOATS = st.floats(-4, 4, width=16) | st.sampled_from([None, math.nan, math.inf, -math.inf, -0.0])
 IDS = st.integers(-5, 5) | st.none() | st.sampled_from([2**62, -(2**62)])

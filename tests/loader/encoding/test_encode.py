@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from feedline.blocks.batch_schema import batch_schema
+from feedline.config.features import FeatureSpec
 from feedline.loader.encoding import encode as encoding
 from feedline.loader.encoding.encode import encode
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import compile_features
 
 

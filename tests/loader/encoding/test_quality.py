@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from feedline import Pipeline
 from feedline.blocks.batch_schema import batch_schema
+from feedline.config import parse_spec
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.quality import Observer, Quality, measures, merge
-from feedline.spec import parse_spec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from feedline.config import PipelineSpec, load_spec
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_source import OwnFeeder
@@ -16,7 +17,6 @@ from feedline.loader.ring.launch import (
     feeder_words,
     shorten_log,
 )
-from feedline.spec import PipelineSpec, load_spec
 
 pytestmark = pytest.mark.usefixtures("plain_starts")
 

@@ -16,6 +16,7 @@ import pytest
 from pipelines import PATIENCE_S, Place, eventually, furnished
 from processes import connections
 
+from feedline.config import load_spec
 from feedline.errors import FeederError
 from feedline.loader.ring import rendezvous
 from feedline.loader.ring.channel import ChannelClosedError
@@ -29,7 +30,6 @@ from feedline.loader.ring.rendezvous import (
     socket_paths,
 )
 from feedline.loader.wire.ring_messages import Diagnose
-from feedline.spec import load_spec
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from feedline import Pipeline
 from feedline.cli import app
 from feedline.commands.dedup_table import group_lines
 from feedline.commands.plan.report import describe, plan_table
+from feedline.config import parse_spec
+from feedline.config.column_ranges import expand_range
 from feedline.planning.dedup.proposals import describe_proposals, with_ranges, yaml_section
-from feedline.spec import parse_spec
-from feedline.spec.column_ranges import expand_range
 
 ROWS = 4_000
 FEATURES: dict[str, Any] = {

@@ -20,10 +20,10 @@ from distributed import Client, Security
 from pipelines import descendants
 from schedulers import workers_now
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.spec.cluster_section import ClusterSpec
 
 
 @contextmanager

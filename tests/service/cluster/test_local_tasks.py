@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pipelines import PATIENCE_S, eventually
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.spec.cluster_section import ClusterSpec
 
 
 @pytest.fixture(scope="module")

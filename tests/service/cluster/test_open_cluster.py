@@ -6,9 +6,9 @@ import resource
 
 import pytest
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.service.cluster.open_cluster import require_open_files
-from feedline.spec.cluster_section import ClusterSpec
 
 THREADS, PROCESSES = ClusterSpec(), ClusterSpec.model_validate({"workers": {"min": 1, "max": 100}})
 

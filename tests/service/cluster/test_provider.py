@@ -19,11 +19,11 @@ from job_reports import REPORT
 from minimal_pipeline import MINIMAL
 from pipelines import eventually
 
+from feedline.config import parse_spec
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError, SpecError
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.provider import load_provider, provider_config, provider_options, worker_threads
-from feedline.spec import parse_spec
-from feedline.spec.cluster_section import ClusterSpec
 
 LOCAL = {
     "class": "distributed.LocalCluster",

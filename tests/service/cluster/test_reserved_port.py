@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from pipelines import eventually
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.service.cluster.cluster import ReservedPort
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.spec.cluster_section import ClusterSpec
 
 
 class Page(http.server.BaseHTTPRequestHandler):

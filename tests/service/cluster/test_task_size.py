@@ -27,11 +27,11 @@ from rewritten import Rewritten, state_at, steps
 from streams import window
 
 from feedline import Pipeline
+from feedline.config.cluster_section import ClusterSpec
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
-from feedline.spec.cluster_section import ClusterSpec
 
 MOST_BYTES = 4_096
 ROWS = 8_192  # of a block

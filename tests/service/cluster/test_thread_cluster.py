@@ -16,6 +16,7 @@ from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.jobs import keep_job
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError, DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.slot import RowSlice
@@ -26,7 +27,6 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.steps import segments_of
 from feedline.service.feeder.window import Window, WindowLimits
-from feedline.spec.cluster_section import ClusterSpec
 from feedline.workbench.generate.generate import clicks_pipeline
 
 

@@ -13,12 +13,12 @@ from distributed import Nanny, Worker
 from pipelines import PATIENCE_S
 from schedulers import local_cluster
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.service.cluster import scheduler_connection
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.dask_patches import own_workers, versions
 from feedline.service.dask_patches.own_workers import with_rare_heartbeat
-from feedline.spec.cluster_section import ClusterSpec
 
 
 def test_heartbeats_are_rare_after_the_first():

@@ -17,6 +17,7 @@ from pipelines import PATIENCE_S, eventually
 from schedulers import local_cluster
 from streams import Stream, hedged, missing, run, window
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
 from feedline.service.cluster import attempts
 from feedline.service.cluster.cluster import Cluster
@@ -24,7 +25,6 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.task_places import TaskPlaces
 from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.feeder.delivery import Delivery
-from feedline.spec.cluster_section import ClusterSpec
 
 
 @pytest.fixture(scope="module")

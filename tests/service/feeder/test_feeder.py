@@ -12,6 +12,7 @@ import pytest
 from pipelines import PATIENCE_S
 from ringless_trainers import Trainer, trainers_of, write_pipeline
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.ring.channel import ChannelClosedError, pair
 from feedline.loader.wire.codec import WIRE_VERSION, pack
 from feedline.loader.wire.facts import Hello
@@ -21,7 +22,6 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
-from feedline.spec.cluster_section import ClusterSpec
 from feedline.version import VERSION
 
 

@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from pipelines import eventually
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError, PlanError
 from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.run_status import planning_state
 from feedline.planning.artifact_choice import fit_artifacts
-from feedline.planning.next_border import NothingLandedError
+from feedline.planning.next_epoch_snapshot import NothingLandedError
 from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule
 from feedline.progress import report_progress
@@ -24,7 +25,6 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import ThreadCluster, open_cluster
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.feeder.planner import Planner, _Waiting, activity
-from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.footer_tasks import read_footers

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from feedline.config import parse_spec
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import COUNTS, Quality
 from feedline.planning.schedule import Block
 from feedline.service.feeder.quality_monitor import QualityMonitor
-from feedline.spec import parse_spec
 
 TEXT = """
 version: 1

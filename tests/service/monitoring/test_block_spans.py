@@ -9,9 +9,9 @@ import time
 import pytest
 from span_collector import span_collector
 
+from feedline.config.monitoring_section import TracesSpec
 from feedline.service.monitoring.block_spans import BlockSpans
 from feedline.service.monitoring.finished_block import FinishedBlock
-from feedline.spec.monitoring_section import TracesSpec
 
 BLOCK = FinishedBlock(
     name="r0-l1-b7",

@@ -12,10 +12,10 @@ import pytest
 from span_collector import span_collector
 from watched_status import watched_status
 
+from feedline.config.monitoring_section import MetricsSpec, TracesSpec
 from feedline.errors import FeederError
 from feedline.service.monitoring.feeder_watch import watch_feeder
 from feedline.service.monitoring.finished_block import FinishedBlock
-from feedline.spec.monitoring_section import MetricsSpec, TracesSpec
 
 BLOCK = FinishedBlock(
     name="a", lane=0, index=1, first_step=2, rows=3, nbytes_read=4, nbytes_encoded=5, submitted_s=1.0, arrived_s=2.0,

@@ -15,10 +15,10 @@ from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError
 from feedline.service.monitoring.metric import Metric, single
 from feedline.service.monitoring.prometheus_server import _ON_DASK, add_to_dask, serve_metrics
-from feedline.spec.monitoring_section import MetricsSpec
 
 NAME = 'odd "name" \\ of\na job'
 METRICS: tuple[Metric[list[float]], ...] = (

@@ -11,11 +11,11 @@ from job_reports import REPORT
 from pipelines import eventually
 from schedulers import connected, local_cluster
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.scheduler.extension import statuses_of
-from feedline.spec.cluster_section import ClusterSpec
 
 
 def test_feeders_of_other_processes_send_their_statuses():

@@ -14,11 +14,11 @@ import pytest
 from distributed import Status
 from pipelines import eventually
 
+from feedline.config.cluster_section import ClusterSpec
+from feedline.config.monitoring_section import MetricsSpec
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.monitoring.target_files import sweep_targets
 from feedline.service.worker.watched_worker import leave_worker, watch_worker, watched_workers
-from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.monitoring_section import MetricsSpec
 
 
 def targets(folder: Path) -> dict[str, dict[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from feedline.spec.features import FeatureSpec, OpCall
+from feedline.config.features import FeatureSpec, OpCall
 
 SCHEMA = pa.schema(
     [

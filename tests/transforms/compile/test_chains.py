@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from columns_of_kinds import SCHEMA, feature, frame
 
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.values.kinds import Value

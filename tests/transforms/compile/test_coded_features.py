@@ -16,9 +16,9 @@ from fit_in_memory import fit_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import DataError
 from feedline.native.coded_values import CodedValues
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.coded_features import CodedColumn, coded_columns
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading

@@ -18,8 +18,8 @@ import pytest
 from columns_of_kinds import ROWS, SCHEMA, TABLE, feature, frame
 from reference_hash import hash_of
 
+from feedline.config.features import FeatureSpec
 from feedline.errors import DataError
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features, compile_some
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from minimal_pipeline import completed
 
+from feedline.config import PipelineSpec, parse_spec
 from feedline.errors import SpecError
 from feedline.planning.table_features import grouped_features
-from feedline.spec import PipelineSpec, parse_spec
 
 FEATURES = {
     "dense": {

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from feedline import Pipeline
 from feedline.cli import app
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.describe import chains
 from feedline.transforms.registry.op import OpError

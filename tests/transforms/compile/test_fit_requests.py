@@ -10,8 +10,8 @@ import pytest
 from fit_in_memory import fit_frames
 from sum_ops import FRAME, SCHEMA, feature, sum_ops
 
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.errors import SpecError
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, FitRequest, InMemoryArtifacts
 from feedline.transforms.registry.op import OpError

@@ -13,7 +13,7 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.spec.features import FeatureSpec, OpCall
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.values import arrays
 from feedline.transforms.values.kinds import Value

@@ -8,8 +8,8 @@ import pytest
 from columns_of_kinds import ROWS, SCHEMA, feature, frame
 from reference_hash import hash_of
 
+from feedline.config.features import FeatureSpec
 from feedline.errors import SpecError
-from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.registry.op import OpError
 

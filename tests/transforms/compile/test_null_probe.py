@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from feedline.spec.features import read_features
-from feedline.spec.yaml_document import Document, Problems
+from feedline.config.features import read_features
+from feedline.config.yaml_document import Document, Problems
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.null_probe import null_leaks
 

@@ -11,8 +11,8 @@ import pytest
 from fit_in_memory import fit_frames
 
 from feedline import Pipeline
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.loader.encoding.layout import BatchSchema
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 
 FRAME = pl.DataFrame(

@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.values import arrays
 

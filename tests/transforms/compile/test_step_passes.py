@@ -6,8 +6,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import SpecError
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.step_passes import step_passes
 
 SCHEMA = pa.schema([("price", pa.float32()), ("hist", pa.list_(pa.int64()))])

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from zarr_arrays import DATA, FORMS, WIDTH, N, made
 
 from feedline.artifacts.external import read_external
+from feedline.config.features import OpCall
 from feedline.errors import DataError, SpecError
-from feedline.spec.features import OpCall
 from feedline.transforms.ops import embeddings, resolve
 from feedline.transforms.registry.op import OpContext, OpError
 from feedline.transforms.values.kinds import Value

@@ -23,8 +23,8 @@ from sklearn.preprocessing import KBinsDiscretizer, MinMaxScaler, StandardScaler
 
 from feedline import Pipeline
 from feedline.artifacts.store import load_artifact, load_manifest
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import DataError
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.registry.op import OpError

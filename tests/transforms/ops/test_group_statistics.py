@@ -18,7 +18,7 @@ from fit_in_memory import fit_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import resolve

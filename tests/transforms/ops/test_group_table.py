@@ -16,8 +16,8 @@ from fit_in_memory import fit_frames
 
 from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.store import Fit, TableFile, load_artifact
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.errors import DataError
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops.group_table import GroupKeys, GroupTableSize, by_choice

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.artifacts.external import read_external
-from feedline.spec.features import OpCall
+from feedline.config.features import OpCall
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import resolve
 from feedline.transforms.registry.op import OpContext, OpError

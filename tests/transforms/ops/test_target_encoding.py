@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.preprocessing import TargetEncoder
 
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.errors import DataError
 from feedline.hashing import key_hash
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops import resolve

@@ -23,10 +23,10 @@ from reference_hash import hash_of
 from vocabularies import COLUMNS, PARAMETERS, fitted, learner
 
 from feedline import Pipeline
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import DataError
 from feedline.fitting import spill
 from feedline.fitting.spill import Scratch, SpilledState, merge_all, state_parts
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops import resolve

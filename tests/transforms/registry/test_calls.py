@@ -7,7 +7,7 @@ from functools import partial
 import op_oracles
 import pytest
 
-from feedline.spec.features import OpCall
+from feedline.config.features import OpCall
 from feedline.transforms.ops import OPS, resolve
 from feedline.transforms.registry.op import OpError
 

@@ -9,8 +9,8 @@ import op_oracles
 import polars as pl
 import pytest
 
+from feedline.config.features import OpCall
 from feedline.expressions.types import FLOAT
-from feedline.spec.features import OpCall
 from feedline.transforms.ops import OPS, resolve
 from feedline.transforms.registry.op import Op, OpError
 from feedline.transforms.values.kinds import ANYTHING, Value

@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 from own_modules import own_modules
 
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import DataError
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.registry.op import OpError
 

@@ -23,11 +23,11 @@ from own_modules import own_modules
 from user_module import FRAME, SOURCE, TABLE, folder_of_functions, made, python, values
 
 from feedline import Pipeline
+from feedline.config import load_spec, parse_spec
+from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import ClusterError, DataError, SpecError
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.serving.golden_check import check
-from feedline.spec import load_spec, parse_spec
-from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.catalogue import op_schema
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.describe import chains

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 from own_modules import own_modules
 
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 
 SOURCE = '''

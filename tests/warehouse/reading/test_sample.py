@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from sampling_definition import key_hash, place_hash, stays
 from warehouse_samples import write
 
+from feedline.config.source_section import SampleSpec
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import bind_where
-from feedline.spec.source_section import SampleSpec
 from feedline.warehouse.reading.fragment import UNCOUNTED
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight

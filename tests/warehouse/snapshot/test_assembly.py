@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from warehouse_samples import sample, write
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import CorruptFileError, TableError
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot import footer_tasks

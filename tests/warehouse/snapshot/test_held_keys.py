@@ -17,7 +17,7 @@ from feedline import Pipeline, Table
 from feedline.commands.check import run_check
 from feedline.errors import TableError
 from feedline.expressions import bind_where
-from feedline.planning.next_border import types_to_declare
+from feedline.planning.next_epoch_snapshot import types_to_declare
 from feedline.warehouse.selection.column_bounds import value_ranges
 from feedline.warehouse.selection.null_counts import files_without, null_counts
 from feedline.warehouse.selection.select import screen_rows

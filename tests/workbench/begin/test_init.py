@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from feedline import Pipeline
 from feedline.cli import app
+from feedline.config import load_spec
 from feedline.errors import PlanError, SpecError, TableError, TableNotFoundError
-from feedline.spec import load_spec
 from feedline.workbench.begin import init as command
 
 FILES = {"pipeline.yaml", "train.py"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import begun_plans
 from profiles import binary, column, distinct, key, numbers, session_of, table
 
-from feedline.spec import parse_spec
+from feedline.config import parse_spec
 from feedline.workbench.begin.init_plan import DedupChoice, HeldOut, InitPlan
 from feedline.workbench.begin.pipeline_text import decisions_of, pipeline_text
 from feedline.workbench.profile.table_facts import ColumnProfile

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from json_validator import Validator
 from profiles import any_table, binary, column, distinct, key, session_of, table, time_of
 
+from feedline.config import parse_spec
+from feedline.config.yaml_document import read_document
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.expressions import parse
 from feedline.pipeline import Pipeline
-from feedline.spec import parse_spec
-from feedline.spec.yaml_document import read_document
 from feedline.workbench.begin.init_plan import Choices, HeldOut
 from feedline.workbench.begin.pipeline_text import pipeline_text
 from feedline.workbench.begin.plan_pipeline import fitting_batches, guess_choices, pipeline_name

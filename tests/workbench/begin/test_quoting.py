@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import NAMES
 
+from feedline.config.features import read_features
+from feedline.config.overrides import substitute_variables
+from feedline.config.yaml_document import Problems, read_document
 from feedline.expressions import bind_expression, bind_where, parse
-from feedline.spec.features import read_features
-from feedline.spec.overrides import substitute_variables
-from feedline.spec.yaml_document import Problems, read_document
 from feedline.workbench.begin.quoting import (
     column_expr,
     comment,

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from costly_tables import costly_pipeline, costly_plan
 
+from feedline.config import load_spec
 from feedline.errors import PlanError
-from feedline.spec import load_spec
 from feedline.workbench.explain.cost_account import (
     ColumnCost,
     CostAccount,

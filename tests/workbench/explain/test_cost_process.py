@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from costly_tables import costly_pipeline
 
+from feedline.config import load_spec
 from feedline.errors import PlanError
-from feedline.spec import load_spec
 from feedline.workbench.explain import cost_process
 from feedline.workbench.explain.cost_process import ATTACHED_SHARE, attached_budget_s, measure_apart, watch_s_for_costs
 

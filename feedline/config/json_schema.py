@@ -1,0 +1,260 @@
+"""Describe pipeline.yaml, as users write it, by a JSON Schema.
+
+Pure. The sections' part comes from their pydantic models; the features' short forms are spelled out here. Every value
+that is not a string may also be `${NAME}`, which a run resolves. Editors show the descriptions, defaults and examples.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from feedline.config.cache_section import LOCAL_PATH
+from feedline.config.features import BOUND, MEASURES, OnNonfinite
+from feedline.version import VERSION
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_VERBATIM = ("default", "const", "enum", "examples", "not", "propertyNames")
+_NAME: Schema = {"type": "string", "pattern": r"\S"}
+_RANGE = r"\{\d+\.\.\d+\}"
+_VARIABLE: Schema = {
+    "description": "An environment variable, read as an unquoted YAML scalar.",
+    "type": "string",
+    "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$",
+}
+_ANY_OP: Schema = {
+    "description": "An op: a word, or a map of one key {op: parameters}.",
+    "anyOf": [
+        {"type": "string", "pattern": r"\S"},
+        {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": {"not": {"type": "null"}}},
+    ],
+}
+# Values that editors show beside a description, by definition ("" for the document) and key.
+_EXAMPLES: dict[tuple[str, str], list[Any]] = {
+    ("", "name"): ["clicks"],
+    ("", "work_dir"): [".feedline", "s3://bucket/feedline"],
+    ("", "memory"): ["8GiB"],
+    ("SourceSpec", "table"): ["warehouse/clicks", "s3://bucket/warehouse/clicks", ["day1.parquet", "day2.parquet"]],
+    ("SourceSpec", "where"): ["ds >= '2026-01-01' and price > 0"],
+    ("SourceSpec", "row_key"): ["request_id"],
+    ("SampleSpec", "where"): ["clicked == 0"],
+    ("BatchSpec", "size"): [8192],
+    ("BatchSpec", "buckets"): [[16, 64, 256]],
+    ("ShuffleSpec", "by"): ["session_id"],
+    ("CacheSpec", "dir"): ["/mnt/cache/feedline"],
+    ("CacheSpec", "size"): ["200GiB"],
+    ("FitSpec", "where"): ["ds < '2026-01-08'"],
+    ("ClusterSpec", "workers"): [8, {"min": 2, "max": 32}],
+    ("ClusterSpec", "scheduler"): ["tcp://scheduler:8786"],
+    ("FollowSpec", "landed"): ["_SUCCESS", "quiet 10m"],
+    ("MetricsSpec", "listen"): ["0.0.0.0:9400"],
+}
+_OWN_FEATURES = "Features of the pipeline that read other columns here; what is left out is the pipeline's."
+_GROUP_DESCRIPTIONS = {
+    "dense": "float32 [batch, width]; the order in the file is the order in the tensor.",
+    "categorical": "One id per row: int64 [batch, width].",
+    "sparse": "Id lists: ragged int64 values with lengths and offsets per feature.",
+    "label": "float32 [batch, width]; left out when serving.",
+}
+
+
+def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
+    """The JSON Schema (draft 2020-12) of the document that becomes a `model`.
+
+    Args:
+        op_schema: the schema of one op in a list of ops (default: any word or one-key map).
+    """
+    schema = _allow_variables(_without_titles(model.model_json_schema()))
+    op = dict(op_schema or _ANY_OP)
+    definitions = {**schema.pop("$defs", {}), **op.pop("$defs", {}), **_feature_definitions(), "op": op}
+    _add_templates(definitions)
+    properties = schema["properties"]
+    properties["features"] = _features()
+    properties["dedup"] = _dedup(definitions["feature"]["anyOf"][-1]["properties"]["columns"])
+    properties["sources"] = _items(properties["sources"]["items"]) | {
+        "description": properties["sources"]["description"]
+    }
+    properties["source"] = {"description": properties["source"]["description"], "$ref": "#/$defs/SourceSpec"}
+    own = {key: value for key, value in _features().items() if key != "minProperties"}
+    definitions["MixedSourceSpec"]["properties"]["features"] = own | {"description": _OWN_FEATURES}
+    schema["oneOf"] = [{"required": ["source"]}, {"required": ["sources"]}]
+    cluster = definitions["ClusterSpec"]["properties"]
+    cluster["tls"]["anyOf"].insert(0, {"const": "temporary"})
+    cluster["workers"]["anyOf"].insert(0, {"type": "integer", "minimum": 1})
+    batch = definitions["BatchSpec"]
+    batch["oneOf"] = [{"required": [key]} for key in ("size", "max_tokens")]
+    batch["required"] = [key for key in batch["required"] if key != "size"]
+    balance = batch["properties"]["balance"]
+    balance["anyOf"].insert(0, _NAME)
+    properties["shuffle"] = {
+        "description": properties["shuffle"].get("description", ""),
+        "anyOf": [{"const": "off"}, {"$ref": "#/$defs/ShuffleSpec"}, {"$ref": "#/$defs/variable"}],
+    }
+    properties["fit"] = {
+        "description": definitions["FitSpec"]["description"],
+        "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/FitSpec"}, {"$ref": "#/$defs/variable"}],
+    }
+    properties["artifacts"] = {
+        "description": definitions["ArtifactsSpec"]["description"],
+        "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": "#/$defs/ArtifactsSpec"}],
+    }
+    properties["cache"] = {
+        "description": definitions["CacheSpec"]["description"],
+        "anyOf": [{"const": "off"}, LOCAL_PATH, {"type": "null"}, {"$ref": "#/$defs/CacheSpec"}],
+    }
+    for key, section in (("metrics", "MetricsSpec"), ("traces", "TracesSpec")):
+        properties[key] = {
+            "description": properties[key]["description"],
+            "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": f"#/$defs/{section}"}],
+        }
+    _add_defaults_and_examples(properties, definitions)
+    schema |= {
+        "title": f"pipeline.yaml of Feedline {VERSION}",
+        "description": "Which rows are read, what they become, how they are fed.",
+    }
+    return {"$schema": DIALECT, **schema, "$defs": definitions}
+
+
+def _add_defaults_and_examples(properties: Schema, definitions: Schema) -> None:
+    for key in ("dedup", "shuffle", "fit", "artifacts"):
+        properties[key]["default"] = {}
+    for key in ("cache", "metrics", "traces"):
+        properties[key]["default"] = "off"
+    definitions["ClusterSpec"]["properties"]["options"]["default"] = {}
+    definitions["MixedSourceSpec"]["properties"]["features"]["default"] = {}
+    for (definition, key), examples in _EXAMPLES.items():
+        (definitions[definition]["properties"] if definition else properties)[key]["examples"] = examples
+
+
+def _mapping(properties: Schema, **rules: Any) -> Schema:
+    """A mapping with these keys and no others."""
+    return {"type": "object", "additionalProperties": False, "properties": properties, **rules}
+
+
+def _items(schema: Schema) -> Schema:
+    """A list of at least one item."""
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+def _feature_definitions() -> Schema:
+    ops: Schema = {"description": "Applied in this order.", "type": "array", "items": {"$ref": "#/$defs/op"}}
+    column = _NAME | {"description": "The column that the feature reads."}
+    expr = _NAME | {"description": "An expression over the table's columns."}
+    column_or_expr = [{"required": ["column"]}, {"required": ["expr"]}]
+    item = _mapping({"column": column, "expr": expr, "ops": ops}, oneOf=column_or_expr)
+    inputs = {
+        "description": "The columns of the op, as they are or through ops of their own.",
+        **_items({"anyOf": [_NAME, item]}),
+    }
+    on_nonfinite: Schema = {
+        "description": "What to do with finished numbers that are NaN or infinite.",
+        "anyOf": [{"enum": list(get_args(OnNonfinite))}, {"$ref": "#/$defs/variable"}],
+    }
+    op = {"$ref": "#/$defs/op"}
+    one_source = [
+        *({**source, "not": {"required": ["inputs"]}} for source in column_or_expr),
+        {"required": ["op", "inputs"]},
+    ]
+    own = {"column": column, "expr": expr, "op": op, "inputs": inputs, "ops": ops, "on_nonfinite": on_nonfinite}
+    long_form = _mapping({**own, "expect": _expect()}, oneOf=one_source)
+    extra = _mapping({"column": column, "expr": expr, "expect": _expect()}, oneOf=column_or_expr)
+    return {
+        "variable": _VARIABLE,
+        "ops": ops,
+        "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]},
+        "extra_feature": {"anyOf": [{"type": "array", "maxItems": 0}, extra]},
+    }
+
+
+def _add_templates(definitions: Schema) -> None:
+    """Add the entries for several features to those for one."""
+    feature, extra = definitions["feature"]["anyOf"], definitions["extra_feature"]["anyOf"]
+    properties = feature[1]["properties"]
+    template = _template(properties, ["ops", "on_nonfinite", "expect"])
+    extra_template = _template(properties, ["expect"])
+    definitions["features_of_a_range"] = {"anyOf": [feature[0], template]}
+    definitions["extra_features_of_a_range"] = {"anyOf": [extra[0], extra_template]}
+    feature.append(template | {"required": ["columns"]})
+    extra.append(extra_template | {"required": ["columns"]})
+
+
+def _template(feature: Schema, keys: list[str]) -> Schema:
+    """An entry for several features, with these keys of a feature."""
+    columns = {"description": "Columns of like features; C{1..26} stands for C1 … C26.", **_items(_NAME)}
+    return _mapping({"columns": columns, **{key: feature[key] for key in keys}})
+
+
+def _expect() -> Schema:
+    bound: Schema = {"type": "string", "pattern": rf"^\s*{BOUND}\s*$"}
+    measures = {
+        measure: {"description": text, "anyOf": [bound, _items(bound)]} for measure, (_, text) in MEASURES.items()
+    }
+    return {"description": "Bounds on measures of the feature's values.", **_mapping(measures)}
+
+
+def _features() -> Schema:
+    groups: Schema = {
+        group: {"description": text, **_named("feature", "features_of_a_range")}
+        for group, text in _GROUP_DESCRIPTIONS.items()
+    }
+    groups["extra"] = {
+        "description": "Passed through unchanged: a list of columns, or a mapping to column or expr.",
+        "anyOf": [
+            {"type": "array", "items": _NAME, "uniqueItems": True},
+            _named("extra_feature", "extra_features_of_a_range"),
+        ],
+    }
+    text = "Features by group; names are unique over all groups, and there is at least one."
+    return {"description": text, **_mapping(groups, minProperties=1)}
+
+
+def _named(feature: str, features_of_a_range: str) -> Schema:
+    """A mapping from names of features."""
+    return {
+        "type": "object",
+        "propertyNames": _NAME,
+        "patternProperties": {_RANGE: {"$ref": f"#/$defs/{features_of_a_range}"}},
+        "additionalProperties": {"$ref": f"#/$defs/{feature}"},
+    }
+
+
+def _dedup(columns: Schema) -> Schema:
+    columns = columns | {"description": "The group's columns; C{1..26} stands for C1 … C26."}
+    group = _mapping({"columns": columns}, required=["columns"])
+    return {
+        "description": "Groups of columns that repeat together from row to row, by name.",
+        "type": "object",
+        "propertyNames": _NAME,
+        "additionalProperties": {
+            "description": "Every feature that reads no other columns belongs to the group.",
+            **group,
+        },
+    }
+
+
+def _without_titles(schema: Any) -> Any:
+    """The schema without pydantic's titles, which only repeat the fields' names."""
+    if isinstance(schema, dict):
+        return {
+            key: _without_titles(value) for key, value in schema.items() if key != "title" or isinstance(value, dict)
+        }
+    return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _allow_variables(schema: Any) -> Any:
+    """The schema with `${NAME}` allowed for every number, boolean and enum."""
+    if isinstance(schema, list):
+        return [_allow_variables(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: item if key in _VERBATIM else _allow_variables(item) for key, item in schema.items()}
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    is_enum = isinstance(schema.get("enum"), list)
+    if not is_enum and not (isinstance(kinds, list) and {"integer", "number", "boolean"} & set(kinds)):
+        return inner
+    outer = {key: inner.pop(key) for key in ("description", "default", "examples") if key in inner}
+    return {**outer, "anyOf": [inner, {"$ref": "#/$defs/variable"}]}
