@@ -149,8 +149,21 @@ def _start(call: Mapping[str, Any]) -> int | None:
             return None
         try:
             return server.start(request, list(descriptors.values()))
+        except OSError:  # the server has ended: this program, and those after it, start as ever
+            _forget(server)
+            return None
         finally:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _forget(server: Server) -> None:
+    global _own_server
+    server.close()
+    if server is _own_server:
+        _own_server = None
+    for key, other in _servers.items():
+        if other is server:
+            _servers[key] = None
 
 
 def _program(call: Mapping[str, Any]) -> tuple[str, list[str]] | None:

@@ -368,9 +368,7 @@ class ClickFile:
     def _draw(self, kind: int, index: int, count: int, chunk: int) -> pa.Array:
         words = self._words(kind + index, count, chunk)
         if kind == _DENSE:
-            return pa.array(
-                lognormal(words, 0.6 + 0.2 * (index % 5)), mask=nulls(words, self._recipe.null_share)
-            )
+            return pa.array(lognormal(words, 0.6 + 0.2 * (index % 5)), mask=nulls(words, self._recipe.null_share))
         if kind == _IDS:
             return pa.array(zipf(words, _ID_CARDINALITIES[index % len(_ID_CARDINALITIES)]))
         cardinality = _STRING_CARDINALITIES[index % len(_STRING_CARDINALITIES)]
