@@ -139,7 +139,8 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         self._closer = weakref.finalize(self, self._feed.close)
         self._progress = _Progress(None, None, (0, 0), _Positions((0, 0), (0, 0)))
         self._iterators = 0  # how many there were: the last one, if none has been dismissed since, is the current one
-        self._reader: int | None = None  # the thread that waits for a batch
+        self._ended = 0  # the iterator that has come to its end last
+        self._reader: dict[str, int] = {}  # "thread": the one that reads a batch; set by one call, which is atomic
         self._untouched = self._rows = 0  # the current iterator, until its first next(); rows handed out
         self._epochs = FollowedEpochs(self._request)
 
@@ -186,30 +187,44 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         """The next batch of the stream, and None at the end. ahead: it is not handed out yet."""
         if self._iterators != iterator or self._pid != _process_id:
             self._refuse_replaced(iterator)
-        if self._start_s is None:
-            self._start()
-        progress, self._reader = self._progress, _only_thread(self._reader)
-        at, reading = progress.positions
-        if self._untouched == iterator:
-            progress.start, self._untouched = (reading[0] + 1, 0), 0
-        feed = self._feed
+        is_first = self._enter()
         try:
+            if self._ended == iterator:  # another thread took its end, while this one was on its way
+                return None
+            if self._start_s is None:
+                self._start()
+            progress = self._progress
+            at, reading = progress.positions
+            if self._untouched == iterator:
+                progress.start, self._untouched = (reading[0] + 1, 0), 0
+            feed = self._feed
             item = feed.next(reading)
+            for warning in feed.reports.take_warnings() if feed.reports.warnings else ():
+                warnings.warn(warning, UserWarning, stacklevel=3)
+            if item is None:
+                batch, reading, self._ended = None, (reading[0] + 1, 0), iterator
+                self._log_epoch()
+            else:
+                epoch, step, rows, nbytes, lease = item
+                assert progress.layout is not None
+                batch = Batch(progress.layout, epoch, step, rows, nbytes, lease, lease)
+                reading = epoch, step + 1
+                self._rows += rows
+            progress.positions = _new_positions(_Positions, (at if ahead else reading, reading))
         finally:
-            self._reader = None
-        for warning in feed.reports.take_warnings() if feed.reports.warnings else ():
-            warnings.warn(warning, UserWarning, stacklevel=3)
-        if item is None:
-            batch, reading = None, (reading[0] + 1, 0)
-            self._log_epoch()
-        else:
-            epoch, step, rows, nbytes, lease = item
-            assert progress.layout is not None
-            batch = Batch(progress.layout, epoch, step, rows, nbytes, lease, lease)
-            reading = epoch, step + 1
-            self._rows += rows
-        progress.positions = _new_positions(_Positions, (at if ahead else reading, reading))
+            if is_first:
+                self._reader.clear()
         return batch
+
+    def _enter(self) -> bool:
+        """Keep other threads from reading until this one has the position of the next batch. Returns whether it did not
+        do so already. Raises FeedlineError where another one reads."""
+        thread = get_ident()
+        if self._reader.get("thread") == thread:
+            return False
+        if self._reader.setdefault("thread", thread) != thread:
+            raise FeedlineError(SHARED)
+        return True
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -354,6 +369,16 @@ class _DeviceEpoch(Iterator[Batch]):
         if dataset is None:
             raise StopIteration
         dataset._refuse_replaced(self._number)
+        is_first = dataset._enter()
+        try:
+            if self._dataset is None:  # as in `FeedlineDataset._next`
+                raise StopIteration
+            return self._read(dataset)
+        finally:
+            if is_first:
+                dataset._reader.clear()
+
+    def _read(self, dataset: FeedlineDataset) -> Batch:
         try:
             batch = self._prefetcher.next(lambda: dataset._next(self._number, ahead=True), self._has_waiting)
         except BaseException:  # a failed copy or an interrupt: batches read ahead may be lost, and are read again
@@ -373,14 +398,6 @@ class _DeviceEpoch(Iterator[Batch]):
         assert self._dataset is not None
         self._dataset._feed.refresh()
         return self._dataset._feed.ring_fill > 0
-
-
-def _only_thread(reader: int | None) -> int:
-    """This thread. Raises FeedlineError where another one reads."""
-    thread = get_ident()
-    if reader not in (None, thread):
-        raise FeedlineError(SHARED)
-    return thread
 
 
 def _refuse(timeout: float | None) -> None:

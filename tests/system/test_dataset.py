@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
@@ -47,8 +49,12 @@ def shared(path: Path) -> Iterator[FeedlineDataset]:
         yield dataset
 
 
-def test_threads_that_share_an_iterator_get_each_batch_once(shared: FeedlineDataset, epochs: list[list[bytes]]):
+def test_threads_that_share_an_iterator_get_each_batch_once(
+    request: pytest.FixtureRequest, shared: FeedlineDataset, epochs: list[list[bytes]]
+):
     """One that asks while another waits gets a sentence; it may ask again."""
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # threads interrupt each other wherever they can
     shared.set_epoch(0)
     iterator, seen, refused = iter(shared), list[bytes](), list[str]()
 
@@ -68,10 +74,10 @@ def test_threads_that_share_an_iterator_get_each_batch_once(shared: FeedlineData
         thread.join()
     assert sorted(seen) == sorted(epochs[0])
     assert set(refused) <= {SHARED}
-    shared._reader = -1  # another thread, which waits
+    shared._reader["thread"] = -1  # another one, which waits
     with pytest.raises(FeedlineError, match=r"two threads read one dataset: got next.. while another thread waits"):
         next(iter(shared))
-    shared._reader = None
+    shared._reader.clear()
 
 
 @pytest.fixture(scope="module")
