@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from feedline.loader.encoding.layout import SparseFeatures
     from feedline.loader.tensors.slot_tensors import Sparse
     from feedline.pipeline import Pipeline
-    from feedline.transforms.registry.calls import user_op
+    from feedline.transforms.registry.user_op import user_op
     from feedline.warehouse.table import Table
 
 __all__ = [
@@ -47,7 +47,7 @@ _MODULES = {
     "Sparse": "feedline.loader.tensors.slot_tensors",
     "SparseFeatures": "feedline.loader.encoding.layout",
     "Table": "feedline.warehouse.table",
-    "user_op": "feedline.transforms.registry.calls",
+    "user_op": "feedline.transforms.registry.user_op",
 }
 
 

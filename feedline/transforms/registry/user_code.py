@@ -22,10 +22,11 @@ from feedline.config.source_section import parse_type
 from feedline.errors import DataError, SpecError
 from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, type_name
-from feedline.transforms.registry.calls import Form, OpDeclaration, checked_parameters, declaration_of, resolve
+from feedline.transforms.registry.calls import checked_parameters, resolve
 from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.op import OPS, BoundOp, Input, Op, OpError, Parameters
 from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load_function
+from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
 from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import ANYTHING, Kind, Value, element_type
 from feedline.transforms.values.ragged import over_columns

@@ -103,7 +103,7 @@ def test_blocks_match_the_whole(scale: int, monkeypatch: pytest.MonkeyPatch):
         ("ngram", {"n": 3, "buckets": 10**9}, both[:1]),
     ]
     whole = [combined(*call[:2], *call[2])[0] for call in calls]
-    for module, rows in (("kernels.matching", 16), ("ops.crosses", 8), ("ops.generated", 7)):
+    for module, rows in (("values.matching", 16), ("ops.crosses", 8), ("ops.generated", 7)):
         monkeypatch.setattr(f"feedline.transforms.{module}.BLOCK_VALUES", rows)
     monkeypatch.setattr("feedline.hashing._MIXED_WORDS", 5)
     for call, expected in zip(calls, whole, strict=True):

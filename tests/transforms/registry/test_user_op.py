@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import feedline
-from feedline.transforms.registry.calls import OpDeclaration, declaration_of, user_op
+from feedline.transforms.registry.user_op import OpDeclaration, declaration_of, user_op
 
 
 def test_declaring_costs_no_library() -> None:
