@@ -19,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 from snapshots import snapshot_of_links, write_pipeline, write_table
 
 from feedline.config import load_spec
@@ -71,11 +72,14 @@ def feeder_bytes(path: Path, ranks: int) -> int:
         for feed in feeds:
             for _ in range(_BATCHES):
                 feed.next()
-        status = Path(f"/proc/{answer.feeder.feeder}/status").read_text()
-        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+        feeder = psutil.Process(answer.feeder.feeder)
+        status = Path(f"/proc/{feeder.pid}/status").read_text()
+        memory = int(status.partition("RssAnon:")[2].split()[0]) * 1024
     finally:
         for feed in feeds:
             feed.close()
+    feeder.wait(60)  # it writes to the folder until it ends
+    return memory
 
 
 def measure_speed(folder: Path, *, rows: int, rounds: int, batch_size: int) -> None:
