@@ -136,11 +136,6 @@ def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterato
         yield schema
 
 
-def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Whether it names all values, or has keys of its own."""
-    return bool({"enum", "const", "properties"} & schema.keys()) or schema.get("type") == "boolean"
-
-
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -1,4 +1,4 @@
-"""The maps and structs of which an epoch reads parts, and what decoding them costs, for `feedline plan`.
+"""Parts of what `feedline plan` shows: columns read in part, the cache, drawn and excluded rows, a followed table.
 
 Runs in: the process of the command.
 """

@@ -1,4 +1,4 @@
-"""Find the features that a null in one of their columns makes null, by computing them on probe rows.
+"""Find the features that a null makes null, by computing them on probe rows, and the row that made a pass fail.
 
 Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and for each column a row
 holds a null in it, but in no other that a feature reads beside it.

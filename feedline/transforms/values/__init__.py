@@ -1,1 +1,1 @@
-"""What flows between ops: kinds, flat arrays, ragged lists, lookup counts."""
+"""What flows between ops (kinds, flat arrays, ragged lists, lookup counts), and functions of arrays without any op."""

@@ -1,4 +1,4 @@
-"""Join an explanation with what columns, ops and features cost: the verdict names them, its advice includes data.
+"""An explanation: the verdict on each rank of a run, what columns, ops and features cost, and the advice on data.
 
 Runs in: the process of `feedline explain`. Pure.
 """
