@@ -32,6 +32,7 @@ import psutil
 from distributed import Scheduler
 from websocket import WebSocket, create_connection
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus, ReadPart
 from feedline.service.page.dashboard import PAGE, DashboardOnDemand
@@ -80,9 +81,11 @@ def rank_status(rank: int, second: int, plan: PlanStatus, findings: tuple[str, .
     """A rank that takes about 20,000 rows/s, and waits for a third of the time."""
     rows = second * (20_000 + 17 * rank)
     delivery = BlockStats(
-        blocks=rows // 65_536, rows=rows, nbytes_read=rows * 90, read_s=second * 2.0, read_cpu_s=second * 1.5,
-        fetch_s=second * 0.4, transform_s=second * 0.7, transform_cpu_s=second * 0.7, encode_s=second * 0.5,
-        encode_cpu_s=second * 0.5,
+        blocks=rows // 65_536, rows=rows, nbytes_read=rows * 90,
+        times=BlockTimes(
+            read_s=second * 2.0, read_cpu_s=second * 1.5, fetch_s=second * 0.4, transform_s=second * 0.7,
+            transform_cpu_s=second * 0.7, encode_s=second * 0.5, encode_cpu_s=second * 0.5,
+        ),
     )  # fmt: skip
     stats = FeederStats(
         batches=rows // 1024, rows=rows, nbytes=rows * 80, wait_slots_s=second * 0.2, step=rows // 1024 % 4000,

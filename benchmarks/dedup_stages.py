@@ -78,9 +78,8 @@ def _blocks(plan: Plan) -> dict[str, float]:
     began = time.process_time()
     for number, block in enumerate(plan.source.schedule(0).blocks_of([0], first_step=0)):
         result = run_block(plan.source.job, plan.request(block, 0), f"block-{number}", packed=False)
-        total["read"] += result.read_s
-        total["transform"] += result.transform_s
-        total["encode"] += result.encode_s
+        for stage, seconds in result.times.stages.items():
+            total[stage] += seconds
     return {**total, "cpu": time.process_time() - began}
 
 

@@ -128,7 +128,7 @@ def _cpu_s(progress: DrainProgress) -> float:
     """CPU seconds of the run's blocks, loop and copies."""
     stats = progress.feeder or FeederStats()
     blocks = stats.delivery
-    return blocks.read_cpu_s + blocks.transform_cpu_s + blocks.encode_cpu_s + stats.loop_cpu_s + stats.copy_cpu_s
+    return blocks.times.cpu_s + stats.loop_cpu_s + stats.copy_cpu_s
 
 
 def write_pipeline(folder: Path, *, tiny: bool = False) -> Path:

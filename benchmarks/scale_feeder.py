@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from feedline.blocks.request import BlockResult
+from feedline.loader.encoding.block_times import BlockTimes
+from feedline.loader.wire.facts import BlockStats
 from feedline.loader.wire.job_reports import JobReport
 from feedline.planning.schedule import Block, Schedule
 from feedline.service.cluster import attempts
-from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.timing import TrainerPace
 from feedline.service.feeder.window import Window, WindowLimits
 
@@ -120,9 +122,7 @@ def result_of(request: SleepRequest, key: str) -> BlockResult:
         rows=request.rows,
         parts=(BlockRows(_zeros(request.nbytes)),),  # type: ignore[arg-type]
         image=None,
-        read_s=request.seconds,
-        transform_s=0.0,
-        encode_s=0.0,
+        times=BlockTimes(read_s=request.seconds, transform_s=0.0, encode_s=0.0),
         nbytes_read=request.nbytes,
         quality=None,  # type: ignore[arg-type]
     )
@@ -163,7 +163,7 @@ class RankFeeder:
         self.window = Window(WindowLimits(open_blocks=1, memory_bytes=MEMORY_BYTES))
         self.window.limits = replace(self.window.limits, open_blocks=schedule.open_blocks(range(lane, lane + 1)))
         self._pace = TrainerPace()
-        self.stats = DeliveryStats()
+        self.stats = BlockStats()
         self.delivery = Delivery(
             cluster,
             lambda block: _Job(f"{job}-digest"),  # type: ignore[arg-type,return-value]
@@ -267,7 +267,7 @@ class RankFeeder:
             blocks_in_flight=self.window.in_flight,
             block_s=self.window.block_s,
             blocks_per_s=(self.stats.blocks - blocks) / passed_s,
-            busy_s_total=self.stats.read_s,
+            busy_s_total=self.stats.times.read_s,
         )
 
     def _demand_threads(self) -> float:

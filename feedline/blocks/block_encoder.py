@@ -20,6 +20,7 @@ from feedline.blocks.group_runs import at_last_stretch, ends_stretch, stretches,
 from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.row_counts import RowCounts
 from feedline.errors import DataError, note_place
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.quality import Observer
@@ -68,16 +69,22 @@ class StageClock:
     def lap_repeats(self) -> None:
         """The repeated rows of a deduplicated group were found: a part of `transform`."""
 
-    def times(self) -> dict[str, float]:
-        """The fields of a `BlockResult` that are times, in the thread that made the clock."""
+    def times(self) -> BlockTimes:
+        """The times so far, in the thread that made the clock."""
         contended = contended_s() - self._contended_s
         fetch_s = FETCH_CLOCK.seconds - self._fetch_s
         if _disk_reads() > self._disk_reads:  # a local file that was not in memory
             fetch_s = max(fetch_s, self.seconds["read"] - self.cpu["read"] - contended)
-        times = {f"{stage}_s": seconds for stage, seconds in self.seconds.items()}
-        times |= {f"{stage}_cpu_s": seconds for stage, seconds in self.cpu.items()}
-        times["transform_cpu_s"] += POOL.take(self._last)
-        return times | {"fetch_s": min(max(fetch_s, 0.0), times["read_s"]), "contended_s": max(contended, 0.0)}
+        return BlockTimes(
+            read_s=self.seconds["read"],
+            transform_s=self.seconds["transform"],
+            encode_s=self.seconds["encode"],
+            read_cpu_s=self.cpu["read"],
+            transform_cpu_s=self.cpu["transform"] + POOL.take(self._last),
+            encode_cpu_s=self.cpu["encode"],
+            fetch_s=min(max(fetch_s, 0.0), self.seconds["read"]),
+            contended_s=max(contended, 0.0),
+        )
 
 
 def _disk_reads() -> int:

@@ -128,7 +128,7 @@ def run_block(
         nbytes_read=request.nbytes,
         quality=block.quality(),
         cached=block.cached,
-        **clock.times(),
+        times=clock.times(),
     )
 
 

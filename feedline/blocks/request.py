@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
 from feedline.config.features import FeatureSpec
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
@@ -329,23 +330,16 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
 class BlockResult:
     """A block's rows: as `parts` within a process, as an `image` in slot layout between processes.
 
-    cached: what it found in the job's cache; None without one. The other times: see `BlockStats`."""
+    cached: what it found in the job's cache; None without one."""
 
     key: str
     rows: int
     parts: tuple[Rows, ...] | None
     image: pa.Buffer | None
-    read_s: float
-    transform_s: float
-    encode_s: float
+    times: BlockTimes
     nbytes_read: int
     quality: Quality
     cached: CacheCounts | None = None
-    read_cpu_s: float = 0.0
-    transform_cpu_s: float = 0.0
-    encode_cpu_s: float = 0.0
-    fetch_s: float = 0.0
-    contended_s: float = 0.0
 
     @property
     def nbytes(self) -> int:

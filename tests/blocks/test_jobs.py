@@ -26,10 +26,11 @@ from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.config.cluster_section import ClusterSpec
 from feedline.config.features import FeatureSpec
 from feedline.fitting import observe
+from feedline.loader.wire.facts import BlockStats
 from feedline.planning.plan import Plan
 from feedline.service.cluster.fair_share import FairShare
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.transforms.compile import compiled
 from feedline.transforms.compile.chains import Compiler
@@ -119,7 +120,7 @@ def delivery_of(plan: Plan, cluster: Any) -> Delivery:
         request=lambda block: plan.request(block, 0),
         window=Window(WindowLimits(open_blocks=1, memory_bytes=2**30, fixed_blocks=8)),
         wake=lambda: None,
-        stats=DeliveryStats(),
+        stats=BlockStats(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from feedline.config import PipelineSpec, load_spec
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.workbench.explain.explained_costs import RankSamples
 
@@ -31,7 +32,6 @@ def rank_samples(number: int, wait_s: float) -> RankSamples:
         trainer_wait_s=wait_s,
         blocks=2,
         block_rows=1000,
-        transform_s=1.9,
-        transform_cpu_s=1.9,
+        times=BlockTimes(transform_s=1.9, transform_cpu_s=1.9),
     )
     return RankSamples(rank=number, samples=(facts,) * 4, capacity=Capacity(cores=2, threads=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus, ReadPart
@@ -19,13 +20,15 @@ def rank_at(rank: int, seconds: float, *, wait: float = 0.4, rows_per_s: float =
         nbytes_read=rows * 120,
         nbytes_encoded=rows * 80,
         rows=rows,
-        read_s=seconds * 1.1,
-        read_cpu_s=seconds * 0.9,
-        fetch_s=seconds * 0.1,
-        transform_s=seconds * 0.3,
-        transform_cpu_s=seconds * 0.3,
-        encode_s=seconds * 0.2,
-        encode_cpu_s=seconds * 0.2,
+        times=BlockTimes(
+            read_s=seconds * 1.1,
+            read_cpu_s=seconds * 0.9,
+            fetch_s=seconds * 0.1,
+            transform_s=seconds * 0.3,
+            transform_cpu_s=seconds * 0.3,
+            encode_s=seconds * 0.2,
+            encode_cpu_s=seconds * 0.2,
+        ),
         cached=CacheCounts(found=int(seconds) * 30, computed=int(seconds) * 10, nbytes_read=rows * 40),
     )
     stats = FeederStats(

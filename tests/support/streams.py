@@ -13,10 +13,12 @@ from loop_waits import no_waits
 from pipelines import PATIENCE_S, eventually
 
 from feedline.blocks.request import BlockResult
+from feedline.loader.encoding.block_times import BlockTimes
+from feedline.loader.wire.facts import BlockStats
 from feedline.planning.schedule import Block
 from feedline.service.cluster import attempts
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.window import Window, WindowLimits
 
 ROWS = 4
@@ -42,7 +44,7 @@ class Stream:
             blocks=made,
             request=lambda block: SimpleNamespace(index=block.index, rows=ROWS, pieces=PIECES),
             wake=self.woken.set,
-            stats=DeliveryStats(),
+            stats=BlockStats(),
             **{**defaults, **options},
         )
 
@@ -101,9 +103,7 @@ def run(job: Any, request: Any, key: str, packed: bool) -> BlockResult:
         rows=ROWS,
         parts=(SimpleNamespace(value=value, nbytes=8),),
         image=None,
-        read_s=0.1,
-        transform_s=0,
-        encode_s=0,
+        times=BlockTimes(read_s=0.1, transform_s=0, encode_s=0),
         nbytes_read=0,
         quality=None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederStatus, PlanStatus, RankStatus
@@ -16,13 +17,15 @@ def rank_of(rank: int, *, cached: bool = True) -> RankStatus:
         blocks=10 + rank,
         nbytes_read=1000,
         nbytes_encoded=2000,
-        read_s=4.0,
-        transform_s=2.0,
-        encode_s=1.0,
-        read_cpu_s=3.0,
-        transform_cpu_s=1.5,
-        encode_cpu_s=0.75,
-        fetch_s=0.5,
+        times=BlockTimes(
+            read_s=4.0,
+            transform_s=2.0,
+            encode_s=1.0,
+            read_cpu_s=3.0,
+            transform_cpu_s=1.5,
+            encode_cpu_s=0.75,
+            fetch_s=0.5,
+        ),
         resubmitted=1,
         cached=CACHED if cached else None,
     )

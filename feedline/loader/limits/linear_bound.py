@@ -154,28 +154,27 @@ def _resources(facts: RunFacts, capacity: Capacity) -> Iterable[Resource]:
 
 def is_crowded(facts: RunFacts, capacity: Capacity) -> bool:
     """Whether other programs use the cores, too: block threads often wait for one, and the run does not use all."""
-    seconds = facts.read_s + facts.transform_s + facts.encode_s
     waits = facts.trainer_wait is None or facts.trainer_wait > WAITS
-    if not (capacity.own_cores and waits and facts.cores_used > 0 and seconds > 0):
+    if not (capacity.own_cores and waits and facts.cores_used > 0 and facts.times.thread_s > 0):
         return False
-    return facts.contended_s >= _CROWDED * seconds and facts.cores_used < _ALL * capacity.cores
+    return facts.times.contended_s >= _CROWDED * facts.times.thread_s and facts.cores_used < _ALL * capacity.cores
 
 
 def _block_uses(facts: RunFacts) -> tuple[dict[str, float], dict[str, float]]:
     """CPU seconds, and seconds of a block thread without those in which others had the CPU, per row and stage."""
     if not facts.block_rows:
         return {}, {}
-    rows = facts.block_rows
+    rows, times = facts.block_rows, facts.times
     cpu = {
-        "decoding": facts.read_cpu_s / rows,
-        "ops": facts.transform_cpu_s / rows,
-        "encoding": facts.encode_cpu_s / rows,
+        "decoding": times.read_cpu_s / rows,
+        "ops": times.transform_cpu_s / rows,
+        "encoding": times.encode_cpu_s / rows,
     }
-    decode_s = max(0.0, facts.read_s - facts.fetch_s)
-    walls = {"decoding": decode_s, "ops": facts.transform_s, "encoding": facts.encode_s}
+    decode_s = max(0.0, times.read_s - times.fetch_s)
+    walls = {"decoding": decode_s, "ops": times.transform_s, "encoding": times.encode_s}
     computing = sum(walls.values())
-    kept = max(0.0, 1 - facts.contended_s / computing) if computing > 0 else 1.0
-    busy = {"store wait": facts.fetch_s / rows}
+    kept = max(0.0, 1 - times.contended_s / computing) if computing > 0 else 1.0
+    busy = {"store wait": times.fetch_s / rows}
     for stage, wall_s in walls.items():
         busy[stage] = wall_s * kept / rows
     return cpu, busy

@@ -262,7 +262,7 @@ def _processes(
     waiting_s, workers = facts.lock_wait_s, max(capacity.threads, 2)
     if limit.name == "threads" and (capacity.threads < 2 or waiting_s < _WAITS * facts.block_busy_s):
         return
-    computing_s = facts.block_busy_s - facts.fetch_s
+    computing_s = facts.block_busy_s - facts.times.fetch_s
     kept = max(0.0, 1 - waiting_s / computing_s)
     uses = {stage: use if stage == "store wait" else use * kept for stage, use in threads.uses.items()}
     changed = _with_workers(_with_sending(limits, facts).with_uses({"threads": uses}), workers, 1)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from statistics import median
 from typing import Self
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.wire.facts import BlockStats, FeederStats
 
 _RESAMPLES = 200
@@ -65,12 +66,9 @@ class RunFacts:
 
     rows, batches: delivered. trainer_wait_s: of the trainer for batches (None: there is no trainer). trainer_cpu_s: of
     its process, where it shares the cores (0: unknown). blocks, block_rows, nbytes_read, nbytes_encoded: of computed
-    blocks. read_s, transform_s, encode_s: seconds of their stages, with the CPU seconds among them; transform_cpu_s
-    includes Polars' threads. fetch_s: of `read_s`, waiting for the store. contended_s: of all three, ready to run
-    while other threads had the CPUs. queued_s: between a block's submission and its result, without its computing.
-    loop_cpu_s: of the feeder's loop. copy_s: of writing slots, copy_cpu_s its CPU. other_cpu_s: of all other threads of
-    the feeder and of the workers that share its cores: of Dask, of a store's client (0: unknown). planning_s: until the
-    plan was there. found, computed: columns that a cache had and had not.
+    blocks, with their times. loop_cpu_s: of the feeder's loop. copy_s: of writing slots, copy_cpu_s its CPU.
+    other_cpu_s: of all other threads of the feeder and of the workers that share its cores: of Dask, of a store's
+    client (0: unknown). planning_s: until the plan was there. found, computed: columns that a cache had and had not.
     """
 
     wall_s: float = 0.0
@@ -82,15 +80,7 @@ class RunFacts:
     block_rows: int = 0
     nbytes_read: int = 0
     nbytes_encoded: int = 0
-    read_s: float = 0.0
-    read_cpu_s: float = 0.0
-    fetch_s: float = 0.0
-    transform_s: float = 0.0
-    transform_cpu_s: float = 0.0
-    encode_s: float = 0.0
-    encode_cpu_s: float = 0.0
-    contended_s: float = 0.0
-    queued_s: float = 0.0
+    times: BlockTimes = field(default_factory=BlockTimes)
     loop_cpu_s: float = 0.0
     copy_s: float = 0.0
     copy_cpu_s: float = 0.0
@@ -126,6 +116,7 @@ class RunFacts:
             found=found,
             computed=computed,
             block_rows=new.delivery.rows - old.delivery.rows,
+            times=new.delivery.times - old.delivery.times,
             **of_loop,
             **of_blocks,
         )
@@ -133,7 +124,8 @@ class RunFacts:
     @property
     def is_sound(self) -> bool:
         """Whether all counts are those of something that happened: finite, and not negative."""
-        return all(math.isfinite(value) and value >= 0 for value in (*_SUMMED(self), self.trainer_wait_s or 0.0))
+        values = (*_SUMMED(self), *astuple(self.times), self.trainer_wait_s or 0.0)
+        return all(math.isfinite(value) and value >= 0 for value in values)
 
     @property
     def rows_per_s(self) -> float:
@@ -150,7 +142,7 @@ class RunFacts:
     @property
     def block_cpu_s(self) -> float:
         """CPU seconds of computing blocks."""
-        return self.read_cpu_s + self.transform_cpu_s + self.encode_cpu_s
+        return self.times.cpu_s
 
     @property
     def cores_used(self) -> float:
@@ -161,7 +153,7 @@ class RunFacts:
     @property
     def block_busy_s(self) -> float:
         """Seconds in which block threads computed or waited for something else than a CPU."""
-        return max(0.0, self.read_s + self.transform_s + self.encode_s - self.contended_s)
+        return max(0.0, self.times.thread_s - self.times.contended_s)
 
     @property
     def lock_wait_s(self) -> float:
@@ -170,20 +162,21 @@ class RunFacts:
         In decoding and encoding nothing sleeps: what is neither CPU nor the store's is such waiting. Of the waiting
         within ops, as much per CPU second as there is the same; what is left is sleep, or a service that is called.
         """
-        wall_s = self.read_s - self.fetch_s + self.encode_s
-        computing_s = wall_s + self.transform_s
-        kept = max(0.0, 1 - self.contended_s / computing_s) if computing_s > 0 else 1.0
-        cpu_s = self.read_cpu_s + self.encode_cpu_s
+        times = self.times
+        wall_s = times.read_s - times.fetch_s + times.encode_s
+        computing_s = wall_s + times.transform_s
+        kept = max(0.0, 1 - times.contended_s / computing_s) if computing_s > 0 else 1.0
+        cpu_s = times.read_cpu_s + times.encode_cpu_s
         surely_s = max(0.0, wall_s * kept - cpu_s)
-        within_ops_s = max(0.0, self.transform_s * kept - self.transform_cpu_s)
-        return surely_s + min(within_ops_s, surely_s / cpu_s * self.transform_cpu_s if cpu_s > 0 else 0.0)
+        within_ops_s = max(0.0, times.transform_s * kept - times.transform_cpu_s)
+        return surely_s + min(within_ops_s, surely_s / cpu_s * times.transform_cpu_s if cpu_s > 0 else 0.0)
 
 
-_SUMMED_NAMES = tuple(field.name for field in fields(RunFacts) if field.name != "trainer_wait_s")
+_SUMMED_NAMES = tuple(each.name for each in fields(RunFacts) if each.name not in ("trainer_wait_s", "times"))
 _SUMMED = attrgetter(*_SUMMED_NAMES)
-_OF_FEEDER = sorted({field.name for field in fields(RunFacts)} & {field.name for field in fields(FeederStats)})
+_OF_FEEDER = sorted({each.name for each in fields(RunFacts)} & {each.name for each in fields(FeederStats)})
 _OF_BLOCKS = sorted(
-    {field.name for field in fields(RunFacts)} & {field.name for field in fields(BlockStats)} - {*_OF_FEEDER}
+    {each.name for each in fields(RunFacts)} & {each.name for each in fields(BlockStats)} - {*_OF_FEEDER, "times"}
 )
 
 
@@ -193,7 +186,11 @@ def sum_samples(samples: Sequence[RunFacts]) -> RunFacts:
         return RunFacts()
     sums = map(sum, zip(*map(_SUMMED, samples), strict=True))
     waits = [each.trainer_wait_s for each in samples if each.trainer_wait_s is not None]
-    return RunFacts(trainer_wait_s=sum(waits) if waits else None, **dict(zip(_SUMMED_NAMES, sums, strict=True)))
+    return RunFacts(
+        trainer_wait_s=sum(waits) if waits else None,
+        times=BlockTimes.total(each.times for each in samples),
+        **dict(zip(_SUMMED_NAMES, sums, strict=True)),
+    )
 
 
 def with_other_cpu(samples: Sequence[RunFacts], feeder_cpu_s: Sequence[float]) -> list[RunFacts]:

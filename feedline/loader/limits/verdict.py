@@ -104,8 +104,11 @@ def stage_rates(samples: Sequence[RunFacts], capacity: Capacity) -> tuple[StageR
     """The stages of a run in the order in which a row passes them."""
     facts = sum_samples(samples)
     rates = [StageRate(name="planning", seconds=facts.planning_s, cpu_s=None, rows_per_s=math.inf)]
-    cpu = {"decoding": facts.read_cpu_s, "ops": facts.transform_cpu_s, "encoding": facts.encode_cpu_s}
-    for name in ("store wait", "decoding", "ops", "encoding"):
+    times = facts.times
+    cpu = {"decoding": times.read_cpu_s, "ops": times.transform_cpu_s, "encoding": times.encode_cpu_s}
+    walls = {"store wait": times.fetch_s, "decoding": times.read_s - times.fetch_s}
+    walls |= {"ops": times.transform_s, "encoding": times.encode_s}
+    for name, seconds in walls.items():
 
         def rate(each: RunFacts, name: str = name) -> float:
             threads = limits_of(each, capacity).get("threads")
@@ -113,8 +116,6 @@ def stage_rates(samples: Sequence[RunFacts], capacity: Capacity) -> tuple[StageR
             return capacity.threads / use if use > 0 else math.inf
 
         found = rate(facts)
-        own_s = {"store wait": facts.fetch_s, "decoding": facts.read_s - facts.fetch_s, "ops": facts.transform_s}
-        seconds = own_s.get(name, facts.encode_s)
         interval = interval_of(samples, rate) if math.isfinite(found) else None
         rates.append(
             StageRate(name=name, seconds=seconds, cpu_s=cpu.get(name, 0.0), rows_per_s=found, interval=interval)
@@ -263,7 +264,7 @@ def busy_share(resource: Resource, facts: RunFacts, capacity: Capacity) -> float
     """The share of a resource in use, also by blocks that are not delivered yet."""
     share = facts.rows_per_s * resource.use / resource.capacity
     if resource.name in ("threads", "window"):
-        share = (facts.read_s + facts.transform_s + facts.encode_s) / (resource.capacity * facts.wall_s)
+        share = facts.times.thread_s / (resource.capacity * facts.wall_s)
     if resource.name == "cores":
         share = max(share, facts.cores_used / resource.capacity)
     return min(share, 1.0)
@@ -284,6 +285,6 @@ def _cause(facts: RunFacts, capacity: Capacity) -> str:
     if 0 < capacity.window < capacity.threads:
         blocks = "one block" if capacity.window == 1 else f"{capacity.window} blocks"
         return f"{blocks} may be in flight for {capacity.threads} threads ({capacity.window_reason})"
-    if capacity.form != "threads" and facts.queued_s > facts.read_s + facts.transform_s + facts.encode_s:
+    if capacity.form != "threads" and facts.times.queued_s > facts.times.thread_s:
         return "blocks wait for workers, which may compute those of other jobs"
     return "an epoch may have begun or ended; measure longer"

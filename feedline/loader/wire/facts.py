@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.progress import Progress
@@ -195,27 +196,13 @@ class FeederFacts:
 @dataclass(slots=True, kw_only=True)
 class BlockStats:
     """Sums over the blocks that a feeder received; `resubmitted` counts second attempts, `cached` is None without a
-    cache.
-
-    rows: of the blocks. read_s, transform_s, encode_s: of their threads, with CPU seconds among them;
-    `transform_cpu_s` includes Polars' own threads. fetch_s: of `read_s`, waiting for the store or the disk.
-    contended_s: of all three, ready to run while other threads had the CPUs. queued_s: between submission and result,
-    without computing.
-    """
+    cache."""
 
     blocks: int = 0
     rows: int = 0
     nbytes_read: int = 0
     nbytes_encoded: int = 0
-    read_s: float = 0.0
-    transform_s: float = 0.0
-    encode_s: float = 0.0
-    read_cpu_s: float = 0.0
-    transform_cpu_s: float = 0.0
-    encode_cpu_s: float = 0.0
-    fetch_s: float = 0.0
-    contended_s: float = 0.0
-    queued_s: float = 0.0
+    times: BlockTimes = field(default_factory=BlockTimes)
     resubmitted: int = 0
     cached: CacheCounts | None = None
 

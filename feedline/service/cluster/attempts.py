@@ -65,8 +65,7 @@ def attempt_block(
     except BaseException:
         BLOCK_COUNTS.fail("killed")
         raise
-    seconds = {"read": result.read_s, "transform": result.transform_s, "encode": result.encode_s}
-    BLOCK_COUNTS.end(rows=result.rows, nbytes_read=result.nbytes_read, nbytes_encoded=result.nbytes, seconds=seconds)
+    BLOCK_COUNTS.end(result)
     return result
 
 

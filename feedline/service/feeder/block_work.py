@@ -13,16 +13,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from feedline.blocks.reach import unreadable, unreadable_error
-from feedline.blocks.request import BlockRequest, BlockResult, Job
+from feedline.blocks.request import BlockRequest, Job
 from feedline.errors import CorruptFileError, FeedlineError, StoreError, TableError
-from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import BlockTask
 from feedline.service.cluster.task_places import TaskPlaces, answer_of
-from feedline.service.monitoring.finished_block import FinishedBlock
 
 _FILES, _BLOCKS, _FRAMES = 3, 4, 4  # shown
 _RETRIES = ("tenacity", "storage/retry")
@@ -82,27 +80,6 @@ class BlockWork:
         if self.error is not None:
             raise self.error
         return self.first if self.rows is None else self.rows
-
-    def finished(self, name: str, attempt: BlockAttempt, result: BlockResult, now_s: float) -> FinishedBlock:
-        """What is said of the block, which an attempt has computed. name: of the block."""
-        cached = result.cached or CacheCounts()
-        return FinishedBlock(
-            name=name,
-            lane=self.block.lane,
-            index=self.block.index,
-            first_step=self.block.first_step,
-            rows=result.rows,
-            nbytes_read=result.nbytes_read,
-            nbytes_encoded=result.nbytes,
-            submitted_s=attempt.submitted_s,
-            arrived_s=now_s,
-            read_s=result.read_s,
-            transform_s=result.transform_s,
-            encode_s=result.encode_s,
-            attempts=self.submissions,
-            cached=cached.found,
-            missed=cached.computed,
-        )
 
     def give_up(self, error: FeedlineError, *, packed: bool, wake: Callable[[], None]) -> None:
         """Give the block up with an error. Whether this process can read what workers (packed: processes) cannot is

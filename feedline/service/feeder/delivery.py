@@ -12,13 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from feedline.blocks.compute import unpack_block
 from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
 from feedline.errors import ClusterError
-from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
@@ -37,33 +35,12 @@ from feedline.service.feeder.block_work import (
 )
 from feedline.service.feeder.timing import FinishedBlocks, Priorities, overdue_after_s
 from feedline.service.feeder.window import Window
+from feedline.service.monitoring.block_counts import count_block
+from feedline.service.monitoring.finished_block import FinishedBlock
 
 logger = logging.getLogger(__name__)
 
 _LATE = "a block has taken more than %.0f s on %s: it is also computed on another worker"
-
-
-@dataclass(slots=True)
-class DeliveryStats(BlockStats):
-    """The sums while they are counted."""
-
-    def add(self, result: BlockResult, turnaround_s: float = 0.0) -> None:
-        """Count a block. turnaround_s: from its submission to its result."""
-        self.blocks += 1
-        self.rows += result.rows
-        self.nbytes_read += result.nbytes_read
-        self.nbytes_encoded += result.nbytes
-        self.read_s += result.read_s
-        self.transform_s += result.transform_s
-        self.encode_s += result.encode_s
-        self.read_cpu_s += result.read_cpu_s
-        self.transform_cpu_s += result.transform_cpu_s
-        self.encode_cpu_s += result.encode_cpu_s
-        self.fetch_s += result.fetch_s
-        self.contended_s += result.contended_s
-        self.queued_s += max(0.0, turnaround_s - result.read_s - result.transform_s - result.encode_s)
-        if result.cached is not None:
-            self.cached = (self.cached or CacheCounts()) + result.cached
 
 
 class Delivery:
@@ -81,7 +58,7 @@ class Delivery:
         request: Callable[[Block], BlockRequest],
         window: Window,
         wake: Callable[[], None],
-        stats: DeliveryStats,
+        stats: BlockStats,
         batch_rows: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -302,11 +279,19 @@ class Delivery:
         self._forget(work)
         work.rows, work.first = unpack_block(self._layout, result), None
         work.quality = result.quality
-        self._cluster.share.computed(busy_s := result.read_s + result.transform_s + result.encode_s)
-        self._window.record(busy_s, result.nbytes)
-        self.stats.add(result, now_s - attempt.submitted_s)
+        self._cluster.share.computed(result.times.thread_s)
+        self._window.record(result.times.thread_s, result.nbytes)
+        count_block(self.stats, result, now_s - attempt.submitted_s)
         if self._cluster.on_block is not None:
-            self._cluster.on_block(work.finished(block_name(self._name, work), attempt, result, now_s))
+            finished = FinishedBlock(
+                name=block_name(self._name, work),
+                block=work.block,
+                result=result,
+                submitted_s=attempt.submitted_s,
+                arrived_s=now_s,
+                attempts=work.submissions,
+            )
+            self._cluster.on_block(finished)
 
     def _forget(self, work: BlockWork) -> None:
         for attempt in list(work.attempts):

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from feedline.errors import StateError
 from feedline.loader.encoding.layout import BatchSchema
@@ -22,14 +22,13 @@ from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.loader.wire import ring_messages
-from feedline.loader.wire.facts import BlockStats, FeederFacts, FeederStats, Hello
+from feedline.loader.wire.facts import FeederFacts, FeederStats, Hello
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
 from feedline.progress import Progress
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.service.autoscale import TrainerLoad
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder.delivery import DeliveryStats
 from feedline.service.feeder.planner import Agreement, Planner
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.service.feeder.slot_writers import SlotWriters
@@ -54,7 +53,6 @@ _RING_SHARE = 0.25
 class FeederCounters(FeederStats):
     """The stats while they are counted."""
 
-    delivery: DeliveryStats = field(default_factory=DeliveryStats)
     stalled_s: float = 0.0  # the trainer's own count of its waits
     starved_s: float | None = None  # since when its next step waits for a block, after the first batch
     slept_s: float = 0.0  # of the loop, as far as it is counted
@@ -65,8 +63,8 @@ class FeederCounters(FeederStats):
     def stats(self) -> FeederStats:
         """The counts so far; called by the loop."""
         self.loop_cpu_s = time.thread_time() - self.began_cpu_s
-        blocks = BlockStats(**{name: getattr(self.delivery, name) for name in BlockStats.__slots__})
-        return FeederStats(**{name: getattr(self, name) for name in FeederStats.__slots__} | {"delivery": blocks})
+        numbers = {each.name: getattr(self, each.name) for each in fields(FeederStats)}
+        return FeederStats(**numbers | {"delivery": replace(self.delivery)})
 
     def load(self, stream: TrainerStream | None, *, starved: bool) -> TrainerLoad:
         """What the trainer uses and waits for."""
@@ -74,7 +72,7 @@ class FeederCounters(FeederStats):
         return TrainerLoad(
             steps=self.batches,
             blocks=delivery.blocks,
-            busy_s=delivery.read_s + delivery.transform_s + delivery.encode_s,
+            busy_s=delivery.times.thread_s,
             stalled_s=self.stalled_s,
             starved=starved,
             blocks_per_step=0.0 if stream is None else stream.blocks_per_step,

@@ -14,13 +14,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from feedline.blocks.jobs import keep_job
-from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.facts import BlockStats, Hello
 from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.epoch_schedule import EpochSchedule
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.block_work import MissingBlocks
-from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.planner import EpochPlan, Planner
 from feedline.service.feeder.timing import HORIZON_S, TrainerPace
 from feedline.service.feeder.trainer_stream import TrainerStream
@@ -49,7 +49,7 @@ class TrainerStreams:
     that the trainer asked for is there."""
 
     def __init__(
-        self, cluster: Cluster, planner: Planner, pace: TrainerPace, stats: DeliveryStats, wake: Callable[[], None]
+        self, cluster: Cluster, planner: Planner, pace: TrainerPace, stats: BlockStats, wake: Callable[[], None]
     ) -> None:
         self._cluster = cluster
         self._planner = planner

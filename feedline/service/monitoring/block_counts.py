@@ -1,6 +1,6 @@
-"""Count the blocks that this process computes: a worker's own metrics.
+"""Count blocks: those that a feeder receives, and those that this process computes, a worker's own metrics.
 
-Runs in: Dask workers, and feeders whose threads compute; in the threads of tasks.
+Runs in: feeders; Dask workers, in the threads of tasks.
 """
 
 from __future__ import annotations
@@ -8,65 +8,64 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from feedline.blocks.request import BlockResult
+from feedline.loader.encoding.block_times import BlockTimes
+from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.loader.wire.facts import BlockStats
+
+
+def count_block(sums: BlockStats, result: BlockResult, turnaround_s: float = 0.0) -> None:
+    """Add a block to sums. turnaround_s: from its submission to its result."""
+    sums.blocks += 1
+    sums.rows += result.rows
+    sums.nbytes_read += result.nbytes_read
+    sums.nbytes_encoded += result.nbytes
+    sums.times += result.times + BlockTimes(queued_s=max(0.0, turnaround_s - result.times.thread_s))
+    if result.cached is not None:
+        sums.cached = (sums.cached or CacheCounts()) + result.cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksComputed:
-    """Sums so far. running: blocks that are computed now. seconds: of each stage. failed: attempts, by the kind of
-    their failure."""
+    """Counts so far. running: blocks that are computed now. failed: attempts, by the kind of their failure."""
 
-    blocks: int
+    sums: BlockStats
     running: int
-    rows: int
-    nbytes_read: int
-    nbytes_encoded: int
-    seconds: Mapping[str, float]
     failed: Mapping[str, int]
 
 
 class BlockCounts:
-    """Sums over blocks. Any thread may call it."""
+    """Counts of blocks. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers: Counter[str] = Counter()
-        self._seconds = {"read": 0.0, "transform": 0.0, "encode": 0.0}
+        self._sums = BlockStats()
         self._failed: Counter[str] = Counter()
-        self._begun = self._ended = 0
+        self._running = 0
 
     def begin(self) -> None:
         """Count a block that begins."""
         with self._lock:
-            self._begun += 1
+            self._running += 1
 
-    def end(self, *, rows: int, nbytes_read: int, nbytes_encoded: int, seconds: Mapping[str, float]) -> None:
+    def end(self, result: BlockResult) -> None:
         """Count a block that is computed."""
         with self._lock:
-            self._ended += 1
-            self._numbers.update(blocks=1, rows=rows, nbytes_read=nbytes_read, nbytes_encoded=nbytes_encoded)
-            for stage, duration_s in seconds.items():
-                self._seconds[stage] += duration_s
+            self._running -= 1
+            count_block(self._sums, result)
 
     def fail(self, kind: str) -> None:
         """Count a block that failed."""
         with self._lock:
-            self._ended += 1
+            self._running -= 1
             self._failed[kind] += 1
 
     def read(self) -> BlocksComputed:
-        """The sums so far."""
+        """The counts so far."""
         with self._lock:
-            numbers = self._numbers
-            return BlocksComputed(
-                blocks=numbers["blocks"],
-                running=self._begun - self._ended,
-                rows=numbers["rows"],
-                nbytes_read=numbers["nbytes_read"],
-                nbytes_encoded=numbers["nbytes_encoded"],
-                seconds=dict(self._seconds),
-                failed=dict(self._failed),
-            )
+            return BlocksComputed(sums=replace(self._sums), running=self._running, failed=dict(self._failed))
 
 
 # Of this process.

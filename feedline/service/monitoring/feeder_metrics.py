@@ -43,14 +43,11 @@ def _ranks_by(
 
 
 def _stages(rank: RankStatus) -> dict[str, float]:
-    blocks, copy_s = rank.stats.delivery, rank.stats.copy_s
-    return {"read": blocks.read_s, "transform": blocks.transform_s, "encode": blocks.encode_s, "copy": copy_s}
+    return {**rank.stats.delivery.times.stages, "copy": rank.stats.copy_s}
 
 
 def _stages_cpu(rank: RankStatus) -> dict[str, float]:
-    blocks, copy_s = rank.stats.delivery, rank.stats.copy_cpu_s
-    seconds = {"read": blocks.read_cpu_s, "transform": blocks.transform_cpu_s, "encode": blocks.encode_cpu_s}
-    return {**seconds, "copy": copy_s}
+    return {**rank.stats.delivery.times.cpu_stages, "copy": rank.stats.copy_cpu_s}
 
 
 def _cache_columns(rank: RankStatus) -> dict[str, float]:
@@ -113,17 +110,17 @@ _OF_RANKS = (
     _rank(
         "fetch_seconds_total",
         "Seconds of the stage `read` that waited for the store or the disk.",
-        lambda rank: rank.stats.delivery.fetch_s,
+        lambda rank: rank.stats.delivery.times.fetch_s,
     ),
     _rank(
         "contended_seconds_total",
         "Seconds in which threads of blocks were ready to run while others had the CPUs.",
-        lambda rank: rank.stats.delivery.contended_s,
+        lambda rank: rank.stats.delivery.times.contended_s,
     ),
     _rank(
         "queued_seconds_total",
         "Seconds of blocks between submission and result, without computing.",
-        lambda rank: rank.stats.delivery.queued_s,
+        lambda rank: rank.stats.delivery.times.queued_s,
     ),
     _rank("planning_seconds_total", "Seconds from requests for plans to answers.", lambda rank: rank.stats.planning_s),
     _ranks_by("result", "cache_columns_total", "Features x row groups that the cache was asked for.", _cache_columns),

@@ -9,44 +9,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from feedline.blocks.request import BlockResult
+from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.planning.schedule import Block
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedBlock:
-    """A block, its times and its sizes. submitted_s, arrived_s: of the attempt that computed it, by the clock of
-    `time.monotonic`. attempts: submissions in all. cached, missed: features x row groups that the cache had, or not."""
+    """A block and its result. submitted_s, arrived_s: of the attempt that computed it, by the clock of
+    `time.monotonic`. attempts: submissions in all."""
 
     name: str
-    lane: int
-    index: int
-    first_step: int
-    rows: int
-    nbytes_read: int
-    nbytes_encoded: int
+    block: Block
+    result: BlockResult
     submitted_s: float
     arrived_s: float
-    read_s: float
-    transform_s: float
-    encode_s: float
     attempts: int
-    cached: int = 0
-    missed: int = 0
 
     def attributes(self) -> dict[str, str | int | float]:
         """The attributes of its span."""
+        block, result = self.block, self.result
+        cached = result.cached or CacheCounts()
         return {
             "feedline.block.name": self.name,
-            "feedline.block.lane": self.lane,
-            "feedline.block.index": self.index,
-            "feedline.block.first_step": self.first_step,
-            "feedline.block.rows": self.rows,
-            "feedline.block.read_bytes": self.nbytes_read,
-            "feedline.block.encoded_bytes": self.nbytes_encoded,
+            "feedline.block.lane": block.lane,
+            "feedline.block.index": block.index,
+            "feedline.block.first_step": block.first_step,
+            "feedline.block.rows": result.rows,
+            "feedline.block.read_bytes": result.nbytes_read,
+            "feedline.block.encoded_bytes": result.nbytes,
             "feedline.block.attempts": self.attempts,
-            "feedline.stage.read_seconds": self.read_s,
-            "feedline.stage.transform_seconds": self.transform_s,
-            "feedline.stage.encode_seconds": self.encode_s,
-            "feedline.cache.found": self.cached,
-            "feedline.cache.computed": self.missed,
+            **{f"feedline.stage.{stage}_seconds": seconds for stage, seconds in result.times.stages.items()},
+            "feedline.cache.found": cached.found,
+            "feedline.cache.computed": cached.computed,
         }
 
 

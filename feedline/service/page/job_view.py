@@ -11,6 +11,7 @@ from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.limits.run_facts import RunFacts
 from feedline.loader.wire.facts import BlockStats
@@ -236,12 +237,12 @@ def _buffers(ranks: Sequence[RankStatus]) -> Buffers:
 
 
 def _work(delivery: Sequence[BlockStats]) -> ComputedBlocks:
-    fetch_s = sum(each.fetch_s for each in delivery)
+    times = BlockTimes.total(each.times for each in delivery)
     seconds = {
-        "store wait": fetch_s,
-        "decoding": max(0.0, sum(each.read_s for each in delivery) - fetch_s),
-        "ops": sum(each.transform_s for each in delivery),
-        "encoding": sum(each.encode_s for each in delivery),
+        "store wait": times.fetch_s,
+        "decoding": max(0.0, times.read_s - times.fetch_s),
+        "ops": times.transform_s,
+        "encoding": times.encode_s,
     }
     total = sum(seconds.values())
     cached = [each.cached for each in delivery if each.cached is not None]

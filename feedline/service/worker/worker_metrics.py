@@ -30,23 +30,26 @@ WORKER_METRICS: tuple[Metric[WorkerState], ...] = (
     ),
     single("feedline_worker_threads", "Threads that compute blocks.", lambda state: state.threads, {}),
     single("feedline_worker_serving", "1 while a scheduler has the worker.", lambda state: float(state.is_serving), {}),
-    single("feedline_worker_blocks_total", "Blocks computed.", lambda state: state.blocks.blocks, {}),
-    single("feedline_worker_rows_total", "Rows of those blocks.", lambda state: state.blocks.rows, {}),
+    single("feedline_worker_blocks_total", "Blocks computed.", lambda state: state.blocks.sums.blocks, {}),
+    single("feedline_worker_rows_total", "Rows of those blocks.", lambda state: state.blocks.sums.rows, {}),
     single("feedline_worker_blocks_running", "Blocks that are computed now.", lambda state: state.blocks.running, {}),
     single(
         "feedline_worker_read_bytes_total",
         "Compressed bytes of the column chunks of those blocks.",
-        lambda state: state.blocks.nbytes_read,
+        lambda state: state.blocks.sums.nbytes_read,
         {},
     ),
     single(
-        "feedline_worker_encoded_bytes_total", "Bytes of them, encoded.", lambda state: state.blocks.nbytes_encoded, {}
+        "feedline_worker_encoded_bytes_total",
+        "Bytes of them, encoded.",
+        lambda state: state.blocks.sums.nbytes_encoded,
+        {},
     ),
     Metric(
         name="feedline_worker_stage_seconds_total",
         meaning="Seconds that those blocks took, by stage.",
         labels=("stage",),
-        samples=lambda state: [((stage,), seconds) for stage, seconds in state.blocks.seconds.items()],
+        samples=lambda state: [((stage,), seconds) for stage, seconds in state.blocks.sums.times.stages.items()],
     ),
     Metric(
         name="feedline_worker_failed_blocks_total",

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult
 from feedline.errors import PlanError
 from feedline.expressions.column_parts import part_of
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.limits.run_facts import RunFacts, sum_samples
@@ -210,7 +211,6 @@ def _encoding(names: Sequence[str]) -> str:
 _ROUNDS = 3
 _ROUND_S = 0.1  # of each thread: its start is a small part of that
 _MOST_THREADS = 16  # each holds a block
-_TIMES = tuple({each.name for each in fields(RunFacts)} & {each.name for each in fields(BlockResult)} - {"rows"})
 
 
 def measure_lock_share(run: Callable[[], Sequence[BlockResult]], budget: CpuBudget) -> float:
@@ -220,7 +220,9 @@ def measure_lock_share(run: Callable[[], Sequence[BlockResult]], budget: CpuBudg
     while not shares or (len(shares) < _ROUNDS and budget.left_s > budget.used_s / len(shares)):
         alone = _computed(run, 1)
         busy = alone.block_busy_s
-        threads = min(_MOST_THREADS, 1 + round(busy / max(busy - alone.fetch_s, busy / _MOST_THREADS)) if busy else 2)
+        threads = min(
+            _MOST_THREADS, 1 + round(busy / max(busy - alone.times.fetch_s, busy / _MOST_THREADS)) if busy else 2
+        )
         shares.append(lock_share(alone, _computed(run, threads), threads))
     return float(np.median(shares))
 
@@ -229,7 +231,7 @@ def lock_share(alone: RunFacts, together: RunFacts, threads: int) -> float:
     """The share by what one thread waits, and so many together."""
     if not (alone.block_cpu_s > 0 and together.block_cpu_s > 0 and together.block_busy_s > 0):
         return 0.0
-    others = (threads - 1) * max(0.0, 1 - together.fetch_s / together.block_busy_s)
+    others = (threads - 1) * max(0.0, 1 - together.times.fetch_s / together.block_busy_s)
     waits = together.lock_wait_s / together.block_cpu_s - alone.lock_wait_s / alone.block_cpu_s
     return min(1.0, (max(0.0, waits) / others) ** 0.5) if others > 0 else 0.0
 
@@ -244,7 +246,7 @@ def _computed(run: Callable[[], Sequence[BlockResult]], threads: int) -> RunFact
         ends_s = time.perf_counter() + _ROUND_S
         while not found or time.perf_counter() < ends_s:
             results = run()
-            found.append(RunFacts(**{name: sum(getattr(each, name) for each in results) for name in _TIMES}))
+            found.append(RunFacts(times=BlockTimes.total(each.times for each in results)))
         return sum_samples(found)
 
     with ThreadPoolExecutor(threads, "feedline-lock-share") as pool:

@@ -168,7 +168,8 @@ def _extremes(change: DataChange) -> tuple[float, float]:
 def _gains_of_run(change: DataChange, facts: RunFacts) -> dict[str, float]:
     """CPU seconds per million rows that each stage of the run gains."""
     rows = max(facts.block_rows, 1) / 1e6
-    taken = {"decoding": facts.read_cpu_s, "ops": facts.transform_cpu_s, "encoding": facts.encode_cpu_s}
+    times = facts.times
+    taken = {"decoding": times.read_cpu_s, "ops": times.transform_cpu_s, "encoding": times.encode_cpu_s}
     found = dict(change.stages)
     for stage, before_s in change.before.items():
         if before_s > 0 and taken[stage] > 0 and stage in found:

@@ -108,9 +108,7 @@ def run_sample(sample: BlockSample, *, packed: bool) -> list[BlockResult]:
 
 def stage_seconds(results: Sequence[BlockResult]) -> StageSeconds:
     """What blocks took."""
-    found: StageSeconds = np.array(
-        [(each.read_cpu_s, each.transform_cpu_s, each.encode_cpu_s) for each in results]
-    ).sum(axis=0)
+    found: StageSeconds = np.array([tuple(each.times.cpu_stages.values()) for each in results]).sum(axis=0)
     return found
 
 

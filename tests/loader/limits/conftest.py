@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.run_facts import RunFacts
 
 
@@ -22,6 +23,7 @@ def staged() -> Callable[..., RunFacts]:
         encode_s: float = 0.0,
         fetch_s: float = 0.0,
         slept_s: float = 0.0,
+        queued_s: float = 0.0,
         **more: float,
     ) -> RunFacts:
         return RunFacts(
@@ -33,13 +35,16 @@ def staged() -> Callable[..., RunFacts]:
             block_rows=1_000_000,
             nbytes_read=50_000_000,
             nbytes_encoded=100_000_000,
-            read_s=decode_s + fetch_s,
-            read_cpu_s=decode_s,
-            fetch_s=fetch_s,
-            transform_s=ops_s + slept_s,
-            transform_cpu_s=ops_s,
-            encode_s=encode_s,
-            encode_cpu_s=encode_s,
+            times=BlockTimes(
+                read_s=decode_s + fetch_s,
+                read_cpu_s=decode_s,
+                fetch_s=fetch_s,
+                transform_s=ops_s + slept_s,
+                transform_cpu_s=ops_s,
+                encode_s=encode_s,
+                encode_cpu_s=encode_s,
+                queued_s=queued_s,
+            ),
             **more,  # type: ignore[arg-type]
         )
 

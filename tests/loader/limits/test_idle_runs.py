@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.linear_bound import limits_of
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.loader.limits.verdict import busy_share, idle_sentence, is_idle
@@ -21,7 +22,7 @@ def test_blocks_that_are_not_delivered_yet_use_threads_too(staged: Staged):
     assert threads is not None
     assert busy_share(threads, facts, FOUR) == pytest.approx(0.75)
     assert not is_idle(threads, facts, FOUR)
-    idle = replace(facts, read_s=0.3, read_cpu_s=0.3)
+    idle = replace(facts, times=BlockTimes(read_s=0.3, read_cpu_s=0.3))
     assert is_idle(threads, idle, FOUR)
     assert not is_idle(threads, replace(idle, trainer_wait_s=0.1), FOUR)
     assert not is_idle(threads, replace(idle, trainer_wait_s=None), FOUR)

@@ -11,6 +11,7 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of, ties
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 
@@ -44,14 +45,16 @@ def test_resources_of_a_run_are_what_its_rows_use():
         blocks=20,
         block_rows=2000,
         nbytes_read=4_000_000,
-        read_s=8.0,
-        read_cpu_s=2.0,
-        fetch_s=4.0,
-        transform_s=4.0,
-        transform_cpu_s=4.0,
-        encode_s=2.0,
-        encode_cpu_s=2.0,
-        contended_s=2.0,
+        times=BlockTimes(
+            read_s=8.0,
+            read_cpu_s=2.0,
+            fetch_s=4.0,
+            transform_s=4.0,
+            transform_cpu_s=4.0,
+            encode_s=2.0,
+            encode_cpu_s=2.0,
+            contended_s=2.0,
+        ),
         loop_cpu_s=0.5,
         copy_s=0.2,
         copy_cpu_s=0.1,
@@ -79,11 +82,7 @@ def test_threads_of_a_process_share_the_interpreters_lock():
         wall_s=1.0,
         rows=1000,
         block_rows=2000,
-        read_s=8.0,
-        read_cpu_s=2.0,
-        fetch_s=6.0,
-        transform_s=4.0,
-        transform_cpu_s=4.0,
+        times=BlockTimes(read_s=8.0, read_cpu_s=2.0, fetch_s=6.0, transform_s=4.0, transform_cpu_s=4.0),
         loop_cpu_s=0.5,
         copy_cpu_s=0.1,
         other_cpu_s=0.3,
@@ -108,7 +107,13 @@ def test_threads_of_a_process_share_the_interpreters_lock():
 
 @pytest.mark.parametrize(("window", "binding"), [(0, "threads"), (2, "window"), (7, "window"), (8, "threads")])
 def test_blocks_in_flight_limit_threads_that_have_none(window: int, binding: str):
-    facts = RunFacts(wall_s=1.0, rows=100, blocks=1, block_rows=100, transform_s=1.0, transform_cpu_s=1.0)
+    facts = RunFacts(
+        wall_s=1.0,
+        rows=100,
+        blocks=1,
+        block_rows=100,
+        times=BlockTimes(transform_s=1.0, transform_cpu_s=1.0),
+    )
     limits = limits_of(facts, Capacity(cores=64, threads=8, window=window))
     assert limits.binding.name == binding
     assert limits.rows_per_s == 100 * (window if binding == "window" else 8)

@@ -10,6 +10,7 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of
 from feedline.loader.limits.machine_advice import threads_needed
 from feedline.loader.limits.run_facts import Capacity, RunFacts
@@ -142,7 +143,7 @@ def test_a_cold_cache_is_said_to_be_cold(staged: Staged):
 def test_threads_that_wait_for_each_other_may_gain_by_processes(staged: Staged):
     capacity = Capacity(cores=8, threads=4)
     facts = staged(wait_s=0.5, decode_s=1.0, ops_s=1.0, slept_s=1.0)
-    waiting = replace(facts, read_s=facts.read_s + 1.0)  # as long as it decodes, and so within ops
+    waiting = replace(facts, times=facts.times + BlockTimes(read_s=1.0))  # as long as it decodes, and so within ops
     assert waiting.lock_wait_s == pytest.approx(2.0)
     advice = {each.kind: each for each in judge([waiting], capacity).advice}
     assert "threads" not in advice, "they would wait for each other, too"
@@ -154,7 +155,7 @@ def test_threads_that_wait_for_each_other_may_gain_by_processes(staged: Staged):
 
 def test_threads_that_sleep_and_wait_for_each_other_get_as_many_more_as_sleep(staged: Staged):
     facts = staged(wait_s=0.9, decode_s=0.5, fetch_s=2.0, ops_s=0.5)
-    facts = replace(facts, read_s=facts.read_s + 1.0)  # of 4 s, 2 wait for the store
+    facts = replace(facts, times=facts.times + BlockTimes(read_s=1.0))  # of 4 s, 2 wait for the store
     advice = {each.kind: each for each in judge([facts], Capacity(cores=64, threads=4)).advice}
     assert advice["threads"].change == "cluster: {threads: 8}"
     assert advice["threads"].rows_ratio == pytest.approx(2.0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.limits.run_facts import Interval, RunFacts, interval_of, sum_samples, with_other_cpu
 from feedline.loader.wire.facts import BlockStats, FeederStats
@@ -17,7 +18,9 @@ OLD = FeederStats(
     loop_cpu_s=0.5,
     copy_s=0.25,
     planning_s=1.0,
-    delivery=BlockStats(blocks=2, rows=800, read_s=1.0, fetch_s=0.5, cached=CacheCounts(found=1, computed=3)),
+    delivery=BlockStats(
+        blocks=2, rows=800, times=BlockTimes(read_s=1.0, fetch_s=0.5), cached=CacheCounts(found=1, computed=3)
+    ),
 )
 NEW = FeederStats(
     batches=9,
@@ -25,14 +28,16 @@ NEW = FeederStats(
     loop_cpu_s=0.75,
     copy_s=0.5,
     planning_s=1.0,
-    delivery=BlockStats(blocks=4, rows=1600, read_s=3.0, fetch_s=2.0, cached=CacheCounts(found=11, computed=4)),
+    delivery=BlockStats(
+        blocks=4, rows=1600, times=BlockTimes(read_s=3.0, fetch_s=2.0), cached=CacheCounts(found=11, computed=4)
+    ),
 )
 
 
 def test_a_sample_is_the_difference_of_two_counts():
     facts = RunFacts.between(NEW, OLD, wall_s=2.0, trainer_wait_s=0.5)
     assert (facts.rows, facts.batches, facts.block_rows, facts.blocks) == (400, 4, 800, 2)
-    assert (facts.read_s, facts.fetch_s, facts.copy_s, facts.loop_cpu_s, facts.planning_s) == (
+    assert (facts.times.read_s, facts.times.fetch_s, facts.copy_s, facts.loop_cpu_s, facts.planning_s) == (
         2.0,
         1.5,
         0.25,
@@ -46,19 +51,19 @@ def test_a_sample_is_the_difference_of_two_counts():
 
 def test_counts_that_have_begun_again_are_taken_whole():
     facts = RunFacts.between(OLD, NEW, wall_s=2.0, trainer_wait_s=None)
-    assert (facts.rows, facts.read_s, facts.planning_s, facts.found) == (500, 1.0, 1.0, 1)
+    assert (facts.rows, facts.times.read_s, facts.planning_s, facts.found) == (500, 1.0, 1.0, 1)
     assert facts.trainer_wait is None
 
 
 def test_samples_add_up():
-    one = RunFacts(wall_s=1.0, rows=10, trainer_wait_s=0.25, read_s=0.5)
+    one = RunFacts(wall_s=1.0, rows=10, trainer_wait_s=0.25, times=BlockTimes(read_s=0.5))
     both = sum_samples([one, replace(one, rows=30), replace(one, rows=5, trainer_wait_s=None)])
-    assert (both.wall_s, both.rows, both.trainer_wait_s, both.read_s) == (3.0, 45, 0.5, 1.5)
+    assert (both.wall_s, both.rows, both.trainer_wait_s, both.times.read_s) == (3.0, 45, 0.5, 1.5)
     assert sum_samples([]) == RunFacts()
 
 
 def test_other_threads_are_what_no_count_has_without_the_start_of_dask():
-    counted = RunFacts(wall_s=2.0, rows=10, read_cpu_s=0.5, loop_cpu_s=0.1, copy_cpu_s=0.2)
+    counted = RunFacts(wall_s=2.0, rows=10, times=BlockTimes(read_cpu_s=0.5), loop_cpu_s=0.1, copy_cpu_s=0.2)
     found = with_other_cpu([counted] * 4, [1.8, 1.0, 0.9, 1.0])
     assert [each.other_cpu_s for each in found] == pytest.approx([0.2] * 4)
     assert found[0].cores_used == pytest.approx(0.5)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 from explained_runs import spec_with
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.trainer_verdict import Headspace, TrainerMark, TrainerSamples
 from feedline.loader.wire.facts import BlockStats, FeederStats
 
 
 def mark(at_s: float, rows: int, wait_s: float, *, epoch: int = 0) -> TrainerMark:
     """One thread computes 1,000 rows/s; the feeder has announced 100 rows more."""
-    blocks = BlockStats(blocks=rows // 100, rows=rows, transform_s=rows / 1000, transform_cpu_s=rows / 1000)
+    blocks = BlockStats(
+        blocks=rows // 100,
+        rows=rows,
+        times=BlockTimes(transform_s=rows / 1000, transform_cpu_s=rows / 1000),
+    )
     stats = FeederStats(batches=rows // 10, rows=rows + 100, epoch=epoch, threads=1, delivery=blocks)
     return TrainerMark(at_s=at_s, wait_s=wait_s, cpu_s=0.0, rows=rows, stats=stats)
 

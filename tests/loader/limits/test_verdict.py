@@ -183,7 +183,7 @@ def test_situations(
 ):
     read_s = uses.get("read_s")
     facts = staged(**{"wait_s": 0.5, **{name: value for name, value in uses.items() if name != "read_s"}})
-    facts = facts if read_s is None else replace(facts, read_s=read_s)
+    facts = facts if read_s is None else replace(facts, times=replace(facts.times, read_s=read_s))
     verdict = judge([facts] * 4, capacity)
     assert (verdict.limit, verdict.stage) == (limit, stage)
     assert next((each.kind for each in verdict.advice), None) == advice
@@ -219,7 +219,9 @@ def test_odd_runs(staged: Staged, counts: dict[str, float], limit: str, words: s
 
 def test_a_sample_that_is_not_sound_is_left_out(staged: Staged):
     sound = staged(wait_s=0.41, decode_s=1.9)
-    assert judge([sound, replace(sound, read_s=math.nan), sound], TWO) == judge([sound, sound], TWO)
+    assert judge([sound, replace(sound, times=replace(sound.times, read_s=math.nan)), sound], TWO) == judge(
+        [sound, sound], TWO
+    )
 
 
 def test_epochs_that_end_within_the_time_are_part_of_it(staged: Staged):

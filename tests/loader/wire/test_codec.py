@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import FeederError
 from feedline.loader import wire
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.wire.codec import WIRE_VERSION, from_values, pack, to_values, unpack, unpack_kind
@@ -27,7 +28,13 @@ from feedline.loader.wire.ring_messages import FROM_FEEDER, FROM_TRAINER, KINDS,
 from feedline.progress import Progress
 
 # The digest of all messages of each wire version: a changed message needs another version.
-DIGESTS = {15: "5353bed852d94242", 16: "95ae842e83ecbee0", 17: "6266f00a2a556dc8", 18: "42c42796100fff9d"}
+DIGESTS = {
+    15: "5353bed852d94242",
+    16: "95ae842e83ecbee0",
+    17: "6266f00a2a556dc8",
+    18: "42c42796100fff9d",
+    19: "f0a9b3c1e81a6837",
+}
 
 # The only values of any kind: a training's state, which torch's contract leaves to the dataset.
 FREE_FIELDS = {("RebaseRequest", "state"), ("RankOutcome", "state")}
@@ -48,8 +55,8 @@ def message_types() -> list[type[Any]]:
     ]
 
 
-# CacheCounts are a part of messages that blocks make, too; progress is what any work reports.
-TYPES = [*message_types(), CacheCounts, Progress]
+# BlockTimes and CacheCounts are a part of messages that blocks make, too; progress is what any work reports.
+TYPES = [*message_types(), BlockTimes, CacheCounts, Progress]
 
 
 def leaves(annotation: Any) -> list[Any]:

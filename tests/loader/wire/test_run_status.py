@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus, ReadPart
@@ -17,7 +18,7 @@ def test_a_status_crosses_unchanged():
         batch_size=2,
         pruning=(ReadPart(what="partitions", total=7, kept=3, nbytes=100), ReadPart(what="files", total=3, kept=3)),
     )
-    stats = FeederStats(batches=3, rows=6, delivery=BlockStats(blocks=2, read_s=0.5))
+    stats = FeederStats(batches=3, rows=6, delivery=BlockStats(blocks=2, times=BlockTimes(read_s=0.5)))
     rank = RankStatus(rank=1, state="feeding", stats=stats, stalled_s=0.25, plan=plan, findings=("a: null 12 %",))
     status = FeederStatus(
         job="clicks-1234",

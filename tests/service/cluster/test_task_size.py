@@ -28,10 +28,11 @@ from streams import window
 
 from feedline import Pipeline
 from feedline.config.cluster_section import ClusterSpec
+from feedline.loader.wire.facts import BlockStats
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.delivery import Delivery
 
 MOST_BYTES = 4_096
 ROWS = 8_192  # of a block
@@ -147,7 +148,7 @@ def message_bytes(cluster: Cluster, plan: Plan, monkeypatch: pytest.MonkeyPatch)
         request=request,
         window=window(fixed_blocks=32),
         wake=lambda: None,
-        stats=DeliveryStats(),
+        stats=BlockStats(),
     )
     delivery.pump(10**9)
     sent = [message for message in messages if message["op"] == "update-graph"]

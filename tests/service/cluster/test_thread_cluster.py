@@ -20,11 +20,12 @@ from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError, DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.slot import RowSlice
+from feedline.loader.wire.facts import BlockStats
 from feedline.planning.plan import Plan
 from feedline.service.cluster import attempts, dask_cluster
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.steps import segments_of
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.workbench.generate.generate import clicks_pipeline
@@ -67,7 +68,7 @@ class Blocks:
             request=lambda block: plan.request(block, 0),
             window=Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2)),
             wake=lambda: None,
-            stats=DeliveryStats(),
+            stats=BlockStats(),
         )
 
     def read(self, number: int) -> tuple[EncodedRows, ...]:
@@ -156,7 +157,7 @@ def test_a_step_is_ready_before_its_block(plan: Plan, cluster: Cluster, monkeypa
             request=lambda block: plan.request(block, 0),
             window=Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2)),
             wake=lambda: None,
-            stats=DeliveryStats(),
+            stats=BlockStats(),
             batch_rows=schedule.batch_size,
         )
 

@@ -5,45 +5,32 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
+from finished_blocks import BLOCK_RESULT
 
-from feedline.blocks.request import BlockResult
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
-from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.encoding.quality import Observer
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.facts import BlockStats, FeederStats
-from feedline.service.feeder.delivery import DeliveryStats
 from feedline.service.feeder.trainer_session import FeederCounters
+from feedline.service.monitoring.block_counts import count_block
 
-RESULT = BlockResult(
-    key="k",
-    rows=1,
-    parts=None,
-    image=pa.py_buffer(b"1234"),
-    read_s=1.0,
-    transform_s=2.0,
-    encode_s=3.0,
-    nbytes_read=5,
-    quality=Observer(BatchSchema(()), ()).quality(),
-)
 FOUND = CacheCounts(found=3, nbytes_read=9, waited_s=0.5)
 COMPUTED = CacheCounts(computed=1, nbytes_written=8)
 
 
-def delivered(*cached: CacheCounts | None) -> DeliveryStats:
+def delivered(*cached: CacheCounts | None) -> BlockStats:
     """The sums over a block for each of these counts."""
-    stats = DeliveryStats()
+    stats = BlockStats()
     for counts in cached:
-        stats.add(replace(RESULT, cached=counts))
+        count_block(stats, replace(BLOCK_RESULT, cached=counts), turnaround_s=3.25)
     return stats
 
 
 def test_blocks_add_up():
     stats = delivered(None, None)
-    assert (stats.blocks, stats.nbytes_read, stats.nbytes_encoded) == (2, 10, 8)
-    assert (stats.read_s, stats.transform_s, stats.encode_s, stats.cached) == (2.0, 4.0, 6.0, None)
+    assert (stats.blocks, stats.nbytes_read, stats.nbytes_encoded) == (2, 200, 10)
+    assert (stats.times, stats.cached) == (BLOCK_RESULT.times + BLOCK_RESULT.times + BlockTimes(queued_s=2.0), None)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +43,6 @@ def test_blocks_add_up():
 )
 def test_what_blocks_found_in_the_cache_crosses_the_wire(cached: tuple[CacheCounts | None, ...], total: CacheCounts):
     stats = FeederCounters(delivery=delivered(*cached)).stats()
-    assert type(stats.delivery) is BlockStats
     assert stats.delivery.cached == total
     assert unpack(FeederStats, pack(stats)) == stats
 

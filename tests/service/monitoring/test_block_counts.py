@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from finished_blocks import BLOCK_RESULT
+
 from feedline.service.monitoring.block_counts import BlockCounts
-
-SECONDS = {"read": 0.5, "transform": 0.25, "encode": 0.125}
-
-
-def test_blocks_that_end_and_fail_are_counted():
-    counts = BlockCounts()
-    for _ in range(4):
-        counts.begin()
-    counts.end(rows=10, nbytes_read=100, nbytes_encoded=50, seconds=SECONDS)
-    counts.end(rows=5, nbytes_read=10, nbytes_encoded=5, seconds=SECONDS)
-    counts.fail("data")
-    read = counts.read()
-    assert (read.blocks, read.running, read.rows, read.nbytes_read, read.nbytes_encoded) == (2, 1, 15, 110, 55)
-    assert read.seconds == {"read": 1.0, "transform": 0.5, "encode": 0.25}
-    assert read.failed == {"data": 1}
 
 
 def test_no_block_of_any_thread_is_lost():
     counts = BlockCounts()
 
-    def compute(_: int) -> None:
+    def compute(index: int) -> None:
         counts.begin()
-        counts.end(rows=1, nbytes_read=2, nbytes_encoded=3, seconds=SECONDS)
+        if index % 4:
+            counts.end(BLOCK_RESULT)
+        else:
+            counts.fail("data")
 
+    counts.begin()
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(compute, range(2000)))
     read = counts.read()
-    assert (read.blocks, read.running, read.rows, read.seconds["encode"]) == (2000, 0, 2000, 250.0)
+    counts.end(BLOCK_RESULT)
+    assert (read.running, read.failed, read.sums.blocks) == (1, {"data": 500}, 1500)
+    assert (read.sums.rows, read.sums.nbytes_read, read.sums.nbytes_encoded) == (15_000, 150_000, 7_500)
+    assert read.sums.times.stages == {"read": 2250.0, "transform": 750.0, "encode": 375.0}

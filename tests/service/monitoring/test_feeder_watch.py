@@ -9,18 +9,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from finished_blocks import FINISHED_BLOCK
 from span_collector import span_collector
 from watched_status import watched_status
 
 from feedline.config.monitoring_section import MetricsSpec, TracesSpec
 from feedline.errors import FeederError
 from feedline.service.monitoring.feeder_watch import watch_feeder
-from feedline.service.monitoring.finished_block import FinishedBlock
-
-BLOCK = FinishedBlock(
-    name="a", lane=0, index=1, first_step=2, rows=3, nbytes_read=4, nbytes_encoded=5, submitted_s=1.0, arrived_s=2.0,
-    read_s=0.5, transform_s=0.25, encode_s=0.125, attempts=1,
-)  # fmt: skip
 
 
 def test_without_the_keys_nothing_listens():
@@ -46,7 +41,7 @@ def test_blocks_become_spans():
     with span_collector() as collector:
         with watch_feeder(None, TracesSpec(endpoint=collector.url, sample=1.0), watched_status, [0]) as observe:
             assert observe is not None
-            observe(BLOCK)
+            observe(FINISHED_BLOCK)
         assert collector.spans.get(timeout=10).resource["service.instance.id"] == "host-7-a"
 
 

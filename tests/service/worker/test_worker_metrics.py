@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from finished_blocks import BLOCK_RESULT
+
 from feedline.service.monitoring.block_counts import BlockCounts
 from feedline.service.worker.worker_metrics import WORKER_METRICS, WorkerState
 
@@ -10,14 +12,14 @@ def test_counts_are_samples():
     counts = BlockCounts()
     counts.begin()
     counts.begin()
-    counts.end(rows=10, nbytes_read=100, nbytes_encoded=50, seconds={"read": 1.0, "transform": 0.5, "encode": 0.25})
+    counts.end(BLOCK_RESULT)
     counts.fail("data")
     state = WorkerState(threads=4, is_serving=True, blocks=counts.read())
     samples = {metric.name: dict(metric.samples(state)) for metric in WORKER_METRICS}
     assert samples["feedline_worker_rows_total"] == {(): 10}
     assert samples["feedline_worker_blocks_running"] == {(): 0}
     assert samples["feedline_worker_stage_seconds_total"] == {
-        ("read",): 1.0,
+        ("read",): 1.5,
         ("transform",): 0.5,
         ("encode",): 0.25,
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
 from feedline.workbench.explain.cpu_time import CpuEstimate
 from feedline.workbench.explain.explained_costs import advice_on_data, stage_parts
@@ -20,12 +21,9 @@ FACTS = RunFacts(
     blocks=100,
     block_rows=10_000_000,
     nbytes_read=1_000_000_000,
-    read_s=12.0,
-    read_cpu_s=12.0,
-    transform_s=6.0,
-    transform_cpu_s=6.0,
-    encode_s=2.0,
-    encode_cpu_s=2.0,
+    times=BlockTimes(
+        read_s=12.0, read_cpu_s=12.0, transform_s=6.0, transform_cpu_s=6.0, encode_s=2.0, encode_cpu_s=2.0
+    ),
 )
 TWO = Capacity(cores=2, threads=2)
 

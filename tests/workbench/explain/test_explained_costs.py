@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.workbench.explain.cpu_time import CpuEstimate
 from feedline.workbench.explain.explained_costs import Explanation, RankSamples, explained_with_costs
@@ -16,10 +17,7 @@ SAMPLE = RunFacts(
     trainer_wait_s=0.5,
     blocks=10,
     block_rows=1_000_000,
-    read_s=1.5,
-    read_cpu_s=1.5,
-    transform_s=0.5,
-    transform_cpu_s=0.5,
+    times=BlockTimes(read_s=1.5, read_cpu_s=1.5, transform_s=0.5, transform_cpu_s=0.5),
 )
 EXPLANATION = Explanation(
     name="clicks",

@@ -13,6 +13,7 @@ import pytest
 
 from feedline.blocks.block_encoder import StageClock
 from feedline.errors import DataError
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.run_facts import RunFacts
 from feedline.workbench.explain.cost_account import lock_share, measure_lock_share
 from feedline.workbench.explain.cpu_time import CpuBudget
@@ -21,7 +22,10 @@ DATA = bytes(4 * 2**20)
 
 
 def threads(cpu_s: float, waits_s: float = 0.0, fetch_s: float = 0.0) -> RunFacts:
-    return RunFacts(block_rows=1, read_s=cpu_s + waits_s + fetch_s, read_cpu_s=cpu_s, fetch_s=fetch_s)
+    return RunFacts(
+        block_rows=1,
+        times=BlockTimes(read_s=cpu_s + waits_s + fetch_s, read_cpu_s=cpu_s, fetch_s=fetch_s),
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def block(compute: Callable[[], object]) -> list[Any]:
     clock = StageClock()
     compute()
     clock.lap("encode")
-    return [SimpleNamespace(nbytes_read=0, **clock.times())]
+    return [SimpleNamespace(times=clock.times())]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core do not wait for the lock")

@@ -8,6 +8,7 @@ import pytest
 from explained_runs import spec_with
 
 from feedline.errors import PlanError
+from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederStatus, RankStatus
 from feedline.workbench.explain.observed_runs import explain_last, watch_feeders
@@ -16,7 +17,11 @@ SPEC = spec_with(cluster={"threads": 2})
 
 
 def rank(number: int, rows: int, stalled_s: float, trainer: int = 77) -> RankStatus:
-    blocks = BlockStats(blocks=rows // 100, rows=rows, read_s=rows / 500, read_cpu_s=rows / 500)
+    blocks = BlockStats(
+        blocks=rows // 100,
+        rows=rows,
+        times=BlockTimes(read_s=rows / 500, read_cpu_s=rows / 500),
+    )
     stats = FeederStats(batches=rows // 10, rows=rows, threads=2, fed_s=rows / 1000, delivery=blocks)
     return RankStatus(rank=number, state="feeding", stats=stats, stalled_s=stalled_s, trainer=trainer)
 
