@@ -37,7 +37,7 @@ from feedline.loader.limits.run_facts import Interval, sum_samples
 from feedline.loader.limits.verdict import Verdict
 from feedline.resources.cgroups import available_cores
 from feedline.workbench.explain.cost_process import measure_apart
-from feedline.workbench.explain.explained_costs import Explanation, verdict_with_costs
+from feedline.workbench.explain.explained_costs import Explanation, Measuring, verdict_with_costs
 from feedline.workbench.explain.short_run import run_shortly
 
 WITHIN = 0.25
@@ -91,10 +91,8 @@ def explain_run(path: Path, step_s: float | None, seconds: float) -> Explanation
     """A short run of a pipeline, without its first samples."""
     spec = load_spec(path, {})
     request = RunRequest(spec=spec, ranks=[0], world_size=1)
-    found = run_shortly(
-        feeder_accesses(request)[0], spec, seconds=seconds, step_s=step_s, cores=available_cores(),
-        stop=lambda: False, sample_s=seconds / _SAMPLES,
-    )  # fmt: skip
+    measuring = Measuring(seconds=seconds, stop=lambda: False, sample_s=seconds / _SAMPLES)
+    found = run_shortly(feeder_accesses(request)[0], spec, measuring, step_s=step_s, cores=available_cores())
     return replace(found, ranks=(replace(found.slowest, samples=found.slowest.samples[_WARM_UP:]),))
 
 

@@ -90,11 +90,6 @@ class DecodeCosts:
     shared: CpuEstimate
     whole: CpuEstimate
 
-    @property
-    def difference_s(self) -> float:
-        """What a run takes beyond the sum of all that was measured alone; negative where it takes less."""
-        return self.whole.cpu_s - self.shared.cpu_s - sum(column.cpu_s.cpu_s for column in self.columns)
-
 
 def decode_columns(compiled: CompiledJob, request: BlockRequest, columns: Sequence[str] | None) -> None:
     """Decode columns of a block's rows, all of the job's if None, and drop them."""
@@ -185,7 +180,7 @@ def stored_as(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> 
             if column not in file.stored:
                 continue
             chunks = [group.column(leaf) for leaf in file.stored[column]]
-            encodings = [_encoding(chunk.encodings) for chunk in chunks]
+            encodings = [value_encoding(chunk.encodings, *chunk.encodings[:1]) for chunk in chunks]
             reason = left.get(column)
             found[name] = StoredAs(
                 encodings=tuple(dict.fromkeys(encodings)),
@@ -195,11 +190,12 @@ def stored_as(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> 
     return found
 
 
-def _encoding(names: Sequence[str]) -> str:
-    """The encoding of a chunk's values, of all that its pages name (levels are always RLE)."""
+def value_encoding(names: Sequence[str], otherwise: str = "") -> str:
+    """The encoding of a chunk's values, of all that its pages name (levels are always RLE). otherwise: where these name
+    that of levels alone."""
     if any("DICTIONARY" in name for name in names):
         return "DICTIONARY"
-    return next((name for name in names if name not in ("RLE", "BIT_PACKED")), names[0] if names else "")
+    return next((name for name in names if name not in ("RLE", "BIT_PACKED")), otherwise)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -275,7 +271,7 @@ class FeatureAccount:
 
     @property
     def cpu_s(self) -> CpuEstimate:
-        return self.decode_s.plus(self.ops_s).plus(self.encode_s)
+        return self.decode_s + self.ops_s + self.encode_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,7 +428,7 @@ def divide_costs(
                 name=feature.name,
                 group=feature.group,
                 columns=tuple(column.name for column in own),
-                decode_s=_sum([column.cpu_s.scaled(1 / readers[column.name]) for column in own]),
+                decode_s=sum((column.cpu_s.scaled(1 / readers[column.name]) for column in own), NO_CPU),
                 ops_s=costs[feature.name].ops_s,
                 encode_s=costs[feature.name].encode_s,
                 nbytes=sum(column.nbytes / readers[column.name] for column in own),
@@ -440,10 +436,3 @@ def divide_costs(
             )
         )
     return tuple(found)
-
-
-def _sum(parts: Sequence[CpuEstimate]) -> CpuEstimate:
-    found = NO_CPU
-    for part in parts:
-        found = found.plus(part)
-    return found

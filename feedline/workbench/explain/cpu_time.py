@@ -36,8 +36,7 @@ class CpuEstimate:
         """The same without negative seconds, which are noise of what costs next to nothing."""
         return CpuEstimate(max(self.cpu_s, 0.0), max(self.low, 0.0), max(self.high, 0.0))
 
-    def plus(self, other: CpuEstimate) -> CpuEstimate:
-        """The sum, with the sum of the intervals."""
+    def __add__(self, other: CpuEstimate) -> CpuEstimate:
         return CpuEstimate(self.cpu_s + other.cpu_s, self.low + other.low, self.high + other.high)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,13 +26,12 @@ from feedline.resources.cgroups import available_cores
 from feedline.service.worker_demand import job_name
 from feedline.workbench.explain.cost_process import ALONE_S, attached_budget_s, measure_apart, watch_s_for_costs
 from feedline.workbench.explain.explain_table import explain_view
-from feedline.workbench.explain.explained_costs import explained_with_costs
+from feedline.workbench.explain.explained_costs import Measuring, explained_with_costs
 from feedline.workbench.explain.observed_runs import explain_last, watch_feeders
 from feedline.workbench.explain.short_run import run_shortly
 
 if TYPE_CHECKING:
     from feedline.config import PipelineSpec
-    from feedline.workbench.explain.explained_costs import Explanation
     from feedline.workbench.explain.measured_costs import MeasuredCosts
 
 _SECONDS, _ATTACHED_SECONDS = 10.0, 30.0  # the latter, so that the start is a small part
@@ -85,29 +83,31 @@ def explain(
 ) -> None:
     """Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last."""
     _check_options(attached, last, step_s, headspace)
-    spec = _load(pipeline, parse_overrides(overrides or []), source)
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    if source is not None:
+        spec.for_source(source)  # refuses an unknown one
     seconds = seconds or (_ATTACHED_SECONDS if attached else _SECONDS)
-    store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
+    store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
+    measuring = Measuring(seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s)
     with stop.on_signals(), ProgressLine():
         if last:
-            found = _last_run(spec, store_bytes_per_s)
+            from feedline.service.last_runs import last_status  # noqa: PLC0415 -- 0.1 s of CPU time
+
+            explanation = explain_last(spec, last_status(spec), store_bytes_per_s=store_bytes_per_s)
         elif attached:
-            found = _watched_run(spec, seconds, store_bytes_per_s, stop)
+            explanation = watch_feeders(spec, job_name(spec.name, job_fingerprint(spec)), live_statuses, measuring)
         else:
-            found = _short_run(spec, seconds, step_s, headspace, store_bytes_per_s, stop)
+            from feedline.commands.run import RunRequest, feeder_accesses  # noqa: PLC0415 -- 0.5 s of CPU time
+
+            access = feeder_accesses(RunRequest(spec=spec, ranks=[0], world_size=1))[0]
+            cores = available_cores()
+            explanation = run_shortly(access, spec, measuring, step_s=step_s, cores=cores, headspace=headspace)
         costs, skipped = _costs(spec, source, cost_s, seconds if attached else None, stop)
-    facts = explained_with_costs(found, costs, skipped)
+    facts = explained_with_costs(explanation, costs, skipped)
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
     if stop.status is not None:
         raise typer.Exit(stop.status)
-
-
-def _load(pipeline: Path, values: dict[str, object], source: str | None) -> PipelineSpec:
-    spec = load_spec(pipeline, values)
-    if source is not None:
-        spec.for_source(source)  # refuses an unknown one
-    return spec
 
 
 def _check_options(attached: bool, last: bool, step_s: float | None, headspace: bool) -> None:
@@ -151,37 +151,3 @@ def _costs(
         return measure_apart(spec, budget_s=most_s, source=source, attached=attached, stop=look), ""
     except FeedlineError as error:
         return None, str(error)
-
-
-def _watched_run(spec: PipelineSpec, seconds: float, store_bytes_per_s: float | None, stop: Stop) -> Explanation:
-    job = job_name(spec.name, job_fingerprint(spec))
-    return watch_feeders(spec, job, live_statuses, seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s)
-
-
-def _last_run(spec: PipelineSpec, store_bytes_per_s: float | None) -> Explanation:
-    from feedline.service.last_runs import last_status  # noqa: PLC0415 -- 0.1 s of CPU time
-
-    return explain_last(spec, last_status(spec), store_bytes_per_s=store_bytes_per_s)
-
-
-def _short_run(
-    spec: PipelineSpec,
-    seconds: float,
-    step_s: float | None,
-    headspace: bool,
-    store_bytes_per_s: float | None,
-    stop: Stop,
-) -> Explanation:
-    from feedline.commands.run import RunRequest, feeder_accesses  # noqa: PLC0415 -- 0.5 s of CPU time
-
-    request = RunRequest(spec=spec, ranks=[0], world_size=1)
-    return run_shortly(
-        feeder_accesses(request)[0],
-        spec,
-        seconds=seconds,
-        step_s=step_s,
-        cores=available_cores(),
-        stop=stop,
-        store_bytes_per_s=store_bytes_per_s,
-        headspace=headspace,
-    )

@@ -5,8 +5,7 @@ Runs in: the process of `feedline explain`. Pure.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -15,12 +14,24 @@ from feedline.loader.limits.machine_advice import Advice, AdviceKind
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, sum_samples
 from feedline.loader.limits.verdict import Verdict, judge
 from feedline.native.kernels import compiled_kernels
-from feedline.workbench.explain.measured_costs import DataChange, MeasuredCosts
+from feedline.workbench.explain.measured_costs import ChangeKind, DataChange, MeasuredCosts
+from feedline.workbench.profile.table_facts import plain_values
 
 # --------------------------------------------------------------------------------------------------------------------
 # An explanation: the verdict on each rank of a run, and its facts as plain values.
 
 Source = Literal["short run", "running", "last run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """How a run is measured: for how many seconds, each sample as long as `sample_s`, until `stop`. store_bytes_per_s:
+    that the store delivers, if known."""
+
+    seconds: float
+    stop: Callable[[], bool]
+    sample_s: float = 1.0
+    store_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +92,7 @@ def explanation_facts(explanation: Explanation, verdict: Verdict) -> dict[str, A
         ],
         "headspace": None if explanation.headspace is None else asdict(explanation.headspace),
     }  # fmt: skip
-    return _finite(facts)  # type: ignore[no-any-return]
+    return plain_values(facts)  # type: ignore[no-any-return]
 
 
 def _verdict_facts(verdict: Verdict) -> dict[str, Any]:
@@ -106,28 +117,20 @@ def _verdict_facts(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    """The value with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Turn measured changes of data and features into advice: how many rows per second each would give, by the bound.
 # Changes were measured in another process than the run: the CPU time of the run's blocks is taken as it was measured
 # there, and the part that a change saves of each stage of it as it was measured here.
 
-_KINDS: Mapping[str, AdviceKind] = {
-    "drop": "feature",
-    "truncate": "feature",
-    "optimize": "decode",
-    "cache": "cache",
-    "dedup": "dedup",
-    "row_groups": "row_groups",
-    "op": "op",
+_SAVES = "saves {share:.0%} of the blocks' CPU time"
+_KINDS: Mapping[ChangeKind, tuple[AdviceKind, str]] = {  # of changes: the kind of the advice, and its reason
+    "drop": ("feature", f"{{subject}} {_SAVES} if it is dropped"),
+    "truncate": ("feature", f"shorter lists of {{subject}}: {_SAVES}"),
+    "optimize": ("decode", f"{{subject}} in other encodings: {_SAVES}"),
+    "cache": ("cache", f"an epoch from a cache {_SAVES} from the second on; it needs {{disk_mb:,.0f}} MB of disk"),
+    "dedup": ("dedup", f"groups of repeated rows ({{subject}}): {_SAVES}"),
+    "row_groups": ("row_groups", "the table has {subject}: larger ones save {share:.0%} of the blocks' CPU time"),
+    "op": ("op", "{subject} takes {share:.0%} of the blocks' CPU time"),
 }
 _MOST_NAMED = 2  # columns, ops or features of a stage, in a verdict
 _ENOUGH = 0.75  # of a stage: what takes so much is named alone
@@ -144,25 +147,21 @@ def advice_on_data(changes: Sequence[DataChange], facts: RunFacts, capacity: Cap
 def _advice(change: DataChange, limits: ResourceLimits, facts: RunFacts) -> Advice:
     stages = _gains_of_run(change, facts)
     measured_s = sum(change.stages.values())
-    scale = sum(stages.values()) / measured_s if measured_s else 1.0
-    gain = change.gain_s.scaled(scale)
-    low, high = (_rows_ratio(change, limits, facts, stages, part) for part in _extremes(change))
+    gain = change.gain_s.scaled(sum(stages.values()) / measured_s if measured_s else 1.0)
+    # the ends of the interval, as parts of the gain
+    ends = (gain.low / gain.cpu_s, gain.high / gain.cpu_s) if gain.cpu_s else (1.0, 1.0)
+    low, high = (_rows_ratio(change, limits, facts, stages, part) for part in ends)
+    kind, reason = _KINDS[change.kind]
     return Advice(
-        kind=_KINDS[change.kind],
+        kind=kind,
         change=change.how,
-        reason=_reason(change),
+        reason=reason.format(subject=change.subject, share=change.share, disk_mb=change.disk_bytes / 1e6),
         rows_ratio=_rows_ratio(change, limits, facts, stages),
         rows_interval=Interval(low=low, high=high),
         cpu_s_saved=gain.cpu_s,
         cpu_interval=Interval(low=gain.low, high=gain.high),
         caveat=change.loses,
     )
-
-
-def _extremes(change: DataChange) -> tuple[float, float]:
-    """The ends of the interval as parts of the gain."""
-    gain = change.gain_s.cpu_s
-    return (change.gain_s.low / gain, change.gain_s.high / gain) if gain else (1.0, 1.0)
 
 
 def _gains_of_run(change: DataChange, facts: RunFacts) -> dict[str, float]:
@@ -201,23 +200,6 @@ def _bytes_kept(change: DataChange, facts: RunFacts) -> float:
     return min(2.0, max(0.0, 1 - change.saved_bytes / now)) if now else 1.0
 
 
-def _reason(change: DataChange) -> str:
-    saves = f"saves {change.share:.0%} of the blocks' CPU time"
-    if change.kind == "drop":
-        return f"{change.subject} {saves} if it is dropped"
-    if change.kind == "truncate":
-        return f"shorter lists of {change.subject}: {saves}"
-    if change.kind == "optimize":
-        return f"{change.subject} in other encodings: {saves}"
-    if change.kind == "row_groups":
-        return f"the table has {change.subject}: larger ones save {change.share:.0%} of the blocks' CPU time"
-    if change.kind == "cache":
-        return f"an epoch from a cache {saves} from the second on; it needs {change.disk_bytes / 1e6:,.0f} MB of disk"
-    if change.kind == "dedup":
-        return f"groups of repeated rows ({change.subject}): {saves}"
-    return f"{change.subject} takes {change.share:.0%} of the blocks' CPU time"
-
-
 def stage_parts(costs: Mapping[str, Any], changes: Sequence[DataChange] = ()) -> dict[str, tuple[str, float]]:
     """What takes most of each stage, as words with names in backticks, and its share of it.
 
@@ -227,23 +209,17 @@ def stage_parts(costs: Mapping[str, Any], changes: Sequence[DataChange] = ()) ->
     columns = {_quoted(column): column["cpu_s"]["cpu_s"] for column in costs["columns"]}
     ops: dict[str, float] = {}
     for feature in costs["features"]:
-        steps = [(step["op"], step["cpu_s"] / step["sharers"]) for step in feature["steps"]]
-        if steps:
-            name, _ = max(steps, key=lambda step: step[1])
-            ops[f"{name} of {_quoted(feature)}"] = feature["ops_s"]["cpu_s"]
-        else:
-            ops[_quoted(feature)] = feature["ops_s"]["cpu_s"]
+        step = max(feature["steps"], key=lambda step: step["cpu_s"] / step["sharers"], default=None)
+        name = _quoted(feature) if step is None else f"{step['op']} of {_quoted(feature)}"
+        ops[name] = feature["ops_s"]["cpu_s"]
     encode = {_quoted(feature): feature["encode_s"]["cpu_s"] for feature in costs["features"]}
-    found = {}
-    for stage, parts in (("decoding", columns), ("ops", ops), ("encoding", encode)):
-        if (named := _largest(parts)) is not None:
-            found[stage] = named
+    stages = {"decoding": columns, "ops": ops, "encoding": encode}
+    found = {stage: named for stage, parts in stages.items() if (named := _largest(parts)) is not None}
     for change in changes:
-        if change.kind != "row_groups":
-            continue
-        saved = change.stages["decoding"] / max(costs["decode_s"]["cpu_s"], 1e-12)
-        if saved >= _MOST_OF_DECODING:
-            found["decoding"] = (change.subject, min(saved, 1.0))
+        if change.kind == "row_groups":
+            saved = change.stages["decoding"] / max(costs["decode_s"]["cpu_s"], 1e-12)
+            if saved >= _MOST_OF_DECODING:
+                found["decoding"] = (change.subject, min(saved, 1.0))
     return found
 
 
@@ -280,8 +256,7 @@ def verdict_with_costs(explanation: Explanation, costs: MeasuredCosts | None) ->
 
 def explained_with_costs(explanation: Explanation, costs: MeasuredCosts | None, skipped: str = "") -> dict[str, Any]:
     """Facts of an explanation, with costs as `costs`. skipped: why there are none."""
-    explanation = _with_lock_share(explanation, costs)
-    facts = explanation_facts(explanation, verdict_with_costs(explanation, costs))
+    facts = explanation_facts(_with_lock_share(explanation, costs), verdict_with_costs(explanation, costs))
     return {**facts, "costs": None if costs is None else costs.facts(), "costs_skipped": skipped}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
-from feedline.workbench.explain.cpu_time import CpuEstimate
+from feedline.workbench.explain.cpu_time import NO_CPU, CpuEstimate
 
 ChangeKind = Literal["drop", "truncate", "optimize", "cache", "dedup", "row_groups", "op"]
 
@@ -28,23 +28,14 @@ class DataChange:
     subject: str
     how: str
     loses: str = ""
-    gain_s: CpuEstimate
-    before_s: float
+    gain_s: CpuEstimate = NO_CPU
+    before_s: float = 0.0
     saved_bytes: float = 0.0
     disk_bytes: float = 0.0
     is_measured: bool = True
     from_epoch: int = 0
     stages: Mapping[str, float] = field(default_factory=dict)
     before: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """The change of `facts`."""
-        return cls(**{**facts, "gain_s": CpuEstimate(**facts["gain_s"])})
-
-    def facts(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
     def in_mix(self, share: float) -> Self:
         """The change among all sources. share: of the rows of a step, which its own source has. A run tells what blocks
@@ -76,14 +67,9 @@ class MeasuredCosts:
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
         """What `facts` gave."""
-        changes = tuple(map(DataChange.from_facts, facts["changes"]))
-        return cls(account=facts["account"], changes=changes, source=facts["source"], step_share=facts["step_share"])
+        changes = ({**each, "gain_s": CpuEstimate(**each["gain_s"])} for each in facts["changes"])
+        return cls(**{**facts, "changes": tuple(DataChange(**each) for each in changes)})
 
     def facts(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "account": dict(self.account),
-            "changes": [change.facts() for change in self.changes],
-            "source": self.source,
-            "step_share": self.step_share,
-        }
+        return asdict(self)

@@ -17,7 +17,7 @@ from feedline.loader.limits.run_facts import Capacity, RunFacts, with_other_cpu
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FILES_PHASE, FeederStatus, RankStatus
 from feedline.progress import report_progress
-from feedline.workbench.explain.explained_costs import Explanation, RankSamples
+from feedline.workbench.explain.explained_costs import Explanation, Measuring, RankSamples, Source
 
 _LOOK_S = 0.5  # feeders write every two seconds
 
@@ -26,10 +26,8 @@ def watch_feeders(
     spec: PipelineSpec,
     job: str,
     statuses: Callable[[], Sequence[FeederStatus]],
+    measuring: Measuring,
     *,
-    seconds: float,
-    stop: Callable[[], bool],
-    store_bytes_per_s: float | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> Explanation:
     """Watch the feeders of a job for some seconds. statuses: of all feeders of this host; job: the name that those of
@@ -47,9 +45,9 @@ def watch_feeders(
                     history.append(status)
         if not seen:
             raise _nothing_runs(spec, statuses())
-        if stop() or waited_s >= seconds:
+        if measuring.stop() or waited_s >= measuring.seconds:
             break
-        report_progress("watching", int(waited_s), math.ceil(seconds), "s")
+        report_progress("watching", int(waited_s), math.ceil(measuring.seconds), "s")
         pause(_LOOK_S)
         waited_s += _LOOK_S
     if all(rank.state == FILES_PHASE for history in seen.values() for rank in history[-1].ranks if rank.trainer):
@@ -57,8 +55,8 @@ def watch_feeders(
             f"there is nothing to explain: got a run of {spec.name} that waits for files to land, expected one that is "
             "fed. `feedline plan` lists what has landed; attach again when its next epoch has begun, or give --last"
         )
-    ranks = [each for history in seen.values() for each in _ranks_of(spec, history, store_bytes_per_s)]
-    return _explanation(spec, "running", ranks, stopped=stop())
+    ranks = [each for history in seen.values() for each in _ranks_of(spec, history, measuring.store_bytes_per_s)]
+    return _explanation(spec, "running", ranks, stopped=measuring.stop())
 
 
 def explain_last(
@@ -88,10 +86,10 @@ def explain_last(
     return _explanation(spec, "last run", ranks, stopped=False)
 
 
-def _explanation(spec: PipelineSpec, source: str, ranks: Iterable[RankSamples], *, stopped: bool) -> Explanation:
+def _explanation(spec: PipelineSpec, source: Source, ranks: Iterable[RankSamples], *, stopped: bool) -> Explanation:
     ordered = tuple(sorted(ranks, key=lambda each: each.rank))
     seconds = max((sum(sample.wall_s for sample in each.samples) for each in ordered), default=0.0)
-    return Explanation(name=spec.name, source=source, ranks=ordered, seconds=seconds, stopped=stopped)  # type: ignore[arg-type]
+    return Explanation(name=spec.name, source=source, ranks=ordered, seconds=seconds, stopped=stopped)
 
 
 def _ranks_of(
@@ -102,35 +100,23 @@ def _ranks_of(
     for rank in last.ranks:
         if not rank.trainer:
             continue
-        pairs = [
-            (old, new)
-            for old, new in pairwise(history)
-            if new.now_s > old.now_s
-            and (before := _rank(old, rank.rank)) is not None
-            and (now := _rank(new, rank.rank)) is not None
-            and before.trainer == now.trainer
-        ]
-        found = [
-            _sample(_known_rank(new, rank.rank), _known_rank(old, rank.rank), new.now_s - old.now_s)
-            for old, new in pairs
-        ]
+        samples, cpu_s = list[RunFacts](), list[float]()
+        for old, new in pairwise(history):
+            before, now = _rank(old, rank.rank), _rank(new, rank.rank)
+            if before is not None and now is not None and before.trainer == now.trainer:
+                samples.append(_sample(now, before, new.now_s - old.now_s))
+                cpu_s.append(_cpu_for(rank.rank, new, old))
         if not spec.cluster.is_elsewhere:
-            found = with_other_cpu(found, [_cpu_for(rank.rank, new, old) for old, new in pairs])
+            samples = with_other_cpu(samples, cpu_s)
         yield RankSamples(
             rank=rank.rank,
-            samples=tuple(found) or (RunFacts(),),
+            samples=tuple(samples) or (RunFacts(),),
             capacity=_capacity(spec, last, rank, store_bytes_per_s),
         )
 
 
 def _rank(status: FeederStatus, number: int) -> RankStatus | None:
     return next((each for each in status.ranks if each.rank == number), None)
-
-
-def _known_rank(status: FeederStatus, number: int) -> RankStatus:
-    rank = _rank(status, number)
-    assert rank is not None
-    return rank
 
 
 def _cpu_for(rank: int, new: FeederStatus, old: FeederStatus) -> float:

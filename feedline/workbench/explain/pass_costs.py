@@ -11,8 +11,9 @@ through the pass as in a run, too: the sum may differ.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -30,7 +31,7 @@ from feedline.errors import PlanError
 from feedline.loader.encoding.encode import can_order
 from feedline.native.unique_rows import UniqueRows
 from feedline.planning.source_plan import SourcePlan
-from feedline.transforms.compile.step_passes import StepPass, step_passes
+from feedline.transforms.compile.step_passes import step_passes
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.workbench.explain.cpu_time import NO_CPU, CpuBudget, CpuEstimate, estimate, measure_in_turn
 
@@ -199,12 +200,6 @@ class PassCosts:
     ops_s: float
     order: CpuEstimate = NO_CPU
 
-    @property
-    def difference_s(self) -> float:
-        """What a run takes beyond the sum of all that was measured alone; negative where it takes less."""
-        own = sum(each.ops_s.cpu_s + each.encode_s.cpu_s for each in self.features)
-        return self.whole.cpu_s - self.shared.cpu_s - own
-
 
 def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget, *, rounds: int) -> PassCosts:
     """Run the passes of a sample's features, each alone and all together."""
@@ -225,7 +220,7 @@ def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget
     ordering, seconds = np.split(measure_in_turn(works, budget, rounds=rounds) * sample.per_million, [1], axis=1)
     rounds_done = len(seconds)
     shared = _shared_seconds(sample, compiled, blocks, passes, seconds[:, 1:], budget)
-    steps = _measure_steps(compiled, features, _first_rows(compiled, blocks), budget, seconds[:, 1:], rounds)
+    steps = _measure_steps(compiled, features, blocks, budget, seconds[:, 1:], rounds)
     found: list[PassCost] = []
     # Features that read the same column of a group find its repeated rows once in a run, but each when alone.
     repeats_s = sum(each.median_s(REPEATS) for each in passes)
@@ -344,55 +339,42 @@ def _shared_seconds(
     return clipped
 
 
-def _first_rows(compiled: CompiledJob, blocks: Sequence[DecodedBlock]) -> pl.DataFrame | None:
-    """The first rows of the first block, with the values of all columns."""
-    chunks = [chunk for block in blocks for piece in block.pieces for chunk in piece]
-    if not chunks:
-        return None
-    return expanded_chunk(chunks[0]).head(_STEP_ROWS).rechunk()
-
-
 def _measure_steps(
     compiled: CompiledJob,
     features: Sequence[FeatureSpec],
-    frame: pl.DataFrame | None,
+    blocks: Sequence[DecodedBlock],
     budget: CpuBudget,
     alone: NDArray[np.float64],
     rounds: int,
 ) -> dict[str, tuple[StepCost, ...]]:
-    """The steps of the features that cost most, and of those with shared steps: relative costs, on a frame."""
-    if frame is None or compiled.features.missing_fits:
+    """The steps of the features that cost most, and of those with shared steps: relative costs, on the first rows of
+    the first block, with the values of all columns."""
+    first = next((chunk for block in blocks for piece in block.pieces for chunk in piece), None)
+    if first is None or not first.frame.height or compiled.features.missing_fits:
         return {}
+    frame = expanded_chunk(first).head(_STEP_ROWS).rechunk()
     middle = np.median(alone, axis=0)
     order = np.argsort(-middle, kind="stable").tolist()
     chosen = [features[index] for index in order if index < len(features)][:_MOST_STEPS]
     names = {feature.name for feature in chosen}
     passes = step_passes(features, compiled.schema, compiled.features.artifacts, names)
-    by_name = {each[0].feature: each for each in passes}
-    measured = [(feature, by_name[feature.name]) for feature in chosen if _is_worth(by_name[feature.name], frame)]
-    works = [_runner(step, frame) for _, steps in measured for step in steps if not step.is_plain]
+    by_name = {each[0].feature: each for each in passes if not all(step.is_plain for step in each)}
+    measured = [(feature.name, by_name[feature.name]) for feature in chosen if feature.name in by_name]
+    works = [partial(step.run, frame) for _, steps in measured for step in steps if not step.is_plain]
     if not works:
         return {}
     seconds = np.median(measure_in_turn(works, budget, rounds=min(rounds, 3)), axis=0).tolist()
     found = {}
-    for feature, steps in measured:
-        before, costs = 0.0, list[StepCost]()
+    for name, steps in measured:
+        before_s, costs = 0.0, list[StepCost]()
         for step in steps:
-            upto = before if step.is_plain else seconds.pop(0)
-            if not step.is_plain:
-                own = max(upto - before, 0.0) / frame.height * 1e6
-                costs.append(StepCost(op=step.op or "expr", cpu_s=own, sharers=step.sharers))
-            before = max(upto, before)
-        found[feature.name] = tuple(costs)
+            if not step.is_plain:  # a pass up to a step takes 3 s, up to the next 5 s -> the latter costs 2 s
+                upto_s = max(seconds.pop(0), before_s)
+                cpu_s = (upto_s - before_s) / frame.height * 1e6
+                costs.append(StepCost(op=step.op or "expr", cpu_s=cpu_s, sharers=step.sharers))
+                before_s = upto_s
+        found[name] = tuple(costs)
     return found
-
-
-def _is_worth(steps: Collection[StepPass], frame: pl.DataFrame) -> bool:
-    return frame.height > 0 and any(not step.is_plain for step in steps)
-
-
-def _runner(step: StepPass, frame: pl.DataFrame) -> Callable[[], None]:
-    return lambda: step.run(frame)
 
 
 def _fair_share(steps: Sequence[StepCost], ops_s: float) -> tuple[float, tuple[StepCost, ...]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,7 +21,7 @@ from feedline.loader.wire.facts import FeederStats, Hello, PlanFacts
 from feedline.progress import report_progress
 from feedline.resources.thread_clocks import process_cpu_s, tree_cpu_s
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
-from feedline.workbench.explain.explained_costs import Explanation, HeadspaceFacts, RankSamples
+from feedline.workbench.explain.explained_costs import Explanation, HeadspaceFacts, Measuring, RankSamples
 
 _LOOK_S = 0.05
 _STEP_END_S = 10.0  # that a step under way may take after the run's end
@@ -45,17 +44,14 @@ class _Reading:
 def run_shortly(
     access: FeederAccess,
     spec: PipelineSpec,
+    measuring: Measuring,
     *,
-    seconds: float,
     step_s: float | None,
     cores: float,
-    stop: Callable[[], bool],
-    sample_s: float = 1.0,
-    store_bytes_per_s: float | None = None,
     headspace: bool = False,
 ) -> Explanation:
     """Drain rank 0 of 1 for some seconds after its first batch. step_s: of a simulated trainer (None: there is none).
-    stop: ends it early; what was measured so far is explained. Raises what the feeder raised."""
+    What was measured until it was stopped is explained. Raises what the feeder raised."""
     feed = FeederClient(access)
     ended = threading.Event()
 
@@ -71,9 +67,9 @@ def run_shortly(
         feed.start()
         hello = Hello(rank=0, world_size=1, epoch=first)
         progress = start_draining(
-            feed, hello, rank=0, epochs=epochs, stop=lambda: stop() or ended.is_set(), train=train
+            feed, hello, rank=0, epochs=epochs, stop=lambda: measuring.stop() or ended.is_set(), train=train
         )
-        _sample(progress, readings, seconds, sample_s, stop, spec.cluster.kind == "processes")
+        _sample(progress, readings, measuring, has_workers=spec.cluster.kind == "processes")
         if progress.error is not None:
             raise progress.error
     finally:
@@ -85,31 +81,30 @@ def run_shortly(
     if not spec.cluster.is_elsewhere:
         samples = with_other_cpu(samples, [new.feeder_cpu_s - old.feeder_cpu_s for old, new in pairwise(readings)])
     stats = readings[-1].stats if readings else FeederStats()
-    capacity = capacity_of(spec, stats, cores=cores, store_bytes_per_s=store_bytes_per_s)
-    measured = sum(sample.wall_s for sample in samples)
-    rank = RankSamples(rank=0, samples=tuple(samples) or (_nothing(progress),), capacity=capacity)
-    explanation = Explanation(name=spec.name, source="short run", ranks=(rank,), seconds=measured, stopped=stop())
-    if not (headspace and step_s and samples and progress.batches):
-        return explanation
-    pace, rows = progress.rows / progress.batches / step_s, sum(sample.rows for sample in samples)
-    return replace(
-        explanation, headspace=HeadspaceFacts(rows_per_s=pace, gain=max(1.0, pace * measured / max(rows, 1)))
+    capacity = capacity_of(spec, stats, cores=cores, store_bytes_per_s=measuring.store_bytes_per_s)
+    if not samples:  # nothing was delivered
+        samples = [RunFacts(planning_s=0.0 if progress.feeder is None else progress.feeder.planning_s)]
+    measured_s = sum(sample.wall_s for sample in samples)
+    gain = None
+    if headspace and step_s and readings and progress.batches:
+        pace, rows = progress.rows / progress.batches / step_s, sum(sample.rows for sample in samples)
+        gain = HeadspaceFacts(rows_per_s=pace, gain=max(1.0, pace * measured_s / max(rows, 1)))
+    return Explanation(
+        name=spec.name,
+        source="short run",
+        ranks=(RankSamples(rank=0, samples=tuple(samples), capacity=capacity),),
+        seconds=measured_s,
+        stopped=measuring.stop(),
+        headspace=gain,
     )
 
 
-def _sample(
-    progress: DrainProgress,
-    readings: list[_Reading],
-    seconds: float,
-    sample_s: float,
-    stop: Callable[[], bool],
-    has_workers: bool,
-) -> None:
-    """Read the counts every `sample_s`, from the first batch on, until the time is over or the drain has ended.
+def _sample(progress: DrainProgress, readings: list[_Reading], measuring: Measuring, *, has_workers: bool) -> None:
+    """Read the counts of each sample, from the first batch on, until the time is over or the drain has ended.
     has_workers: the feeder starts processes."""
     tick = threading.Event()
     opened_s = time.perf_counter()
-    while not stop() and not progress.done and not progress.rows:
+    while not measuring.stop() and not progress.done and not progress.rows:
         if (planning := progress.planning) is not None:
             report_progress(planning.phase, planning.done, planning.total, planning.unit)
         else:
@@ -119,10 +114,10 @@ def _sample(
         return
     first = _read(progress, has_workers)
     readings.append(replace(first, stats=replace(first.stats, planning_s=0.0)))  # that time comes before the samples
-    began_s = readings[0].at_s
+    began_s, seconds = first.at_s, measuring.seconds
     while True:
-        due_s = min(readings[-1].at_s + sample_s, began_s + seconds)
-        while not (is_over := stop() or progress.done) and time.perf_counter() < due_s:
+        due_s = min(readings[-1].at_s + measuring.sample_s, began_s + seconds)
+        while not (is_over := measuring.stop() or progress.done) and time.perf_counter() < due_s:
             report_progress("running", int(time.perf_counter() - began_s), math.ceil(seconds), "s")
             tick.wait(min(_LOOK_S, max(0.001, due_s - time.perf_counter())))
         readings.append(_read(progress, has_workers))
@@ -149,9 +144,3 @@ def _sample_of(old: _Reading, new: _Reading, *, has_trainer: bool) -> RunFacts:
     cpu_s = new.cpu_s - old.cpu_s if has_trainer else 0.0
     facts = RunFacts.between(new.stats, old.stats, wall_s=wall_s, trainer_wait_s=wait_s, trainer_cpu_s=cpu_s)
     return replace(facts, rows=new.rows - old.rows)  # the feeder announces ahead
-
-
-def _nothing(progress: DrainProgress | None) -> RunFacts:
-    """The sample of a run that delivered nothing."""
-    stats = None if progress is None else progress.feeder
-    return RunFacts(planning_s=0.0 if stats is None else stats.planning_s)

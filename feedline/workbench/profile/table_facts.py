@@ -290,16 +290,16 @@ class TableFacts:
         return tuple(column for column in self.columns if column.disguise is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for a JSON document: NaN and infinities, which JSON lacks, become None."""
-        facts: dict[str, Any] = _plain(dataclasses.asdict(self))
-        return facts
+        """Plain values for a JSON document."""
+        return plain_values(dataclasses.asdict(self))  # type: ignore[no-any-return]
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
+    """A value of mappings and sequences for a JSON document: NaN and infinities, which JSON lacks, become None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain_values(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain_values(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from costly_tables import costly_pipeline
+from mixed_tables import mixed_plan_of, write_tables
 
+from feedline import Pipeline
 from feedline.config import load_spec
 from feedline.errors import PlanError
 from feedline.workbench.explain import cost_process
 from feedline.workbench.explain.cost_process import ATTACHED_SHARE, attached_budget_s, measure_apart, watch_s_for_costs
+from feedline.workbench.explain.cpu_time import CpuEstimate
+from feedline.workbench.explain.measured_costs import DataChange, MeasuredCosts
+from feedline.workbench.explain.plan_costs import ChosenSource, measure_plan
 
 
 def test_process_measures_what_is_asked_for(tmp_path: Path):
@@ -69,3 +75,32 @@ def test_measuring_beside_a_run_stays_within_its_share_of_the_cores():
         enough_s = watch_s_for_costs(cores)
         assert 2.0 <= attached_budget_s(cores, enough_s) < ATTACHED_SHARE * cores * enough_s
         assert attached_budget_s(cores, enough_s - 1 / cores - 1) == 0.0
+
+
+def test_costs_travel_as_plain_values(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=2_048, row_group_rows=256, list_mean=30, files=1)
+    plan = Pipeline.from_yaml(path).plan()
+    found = measure_plan(ChosenSource.of(plan).plan, budget_s=2.0, rounds=1, blocks=1)
+    again = MeasuredCosts.from_facts(json.loads(json.dumps(found.facts())))
+    assert again.changes == found.changes
+    assert again.account["rows"] == found.account["rows"]
+
+
+def test_a_source_is_chosen_by_name_or_by_its_rows_of_a_step(tmp_path: Path):
+    plan = mixed_plan_of(write_tables(tmp_path))
+    found = [ChosenSource.of(plan, name) for name in (None, "clicks", "views")]
+    assert [(each.name, each.step_share) for each in found] == [("clicks", 0.8), ("clicks", 0.8), ("views", 0.2)]
+    assert [plan.sources.index(each.plan) for each in found] == [0, 0, 1]
+    change = DataChange(
+        kind="drop",
+        subject="x",
+        how="",
+        gain_s=CpuEstimate(1.0, 0.5, 1.5),
+        before_s=2.0,
+        stages={"ops": 1.0},
+        before={"ops": 2.0},
+    )
+    [weighted] = found[2].in_mix(MeasuredCosts(account={}, changes=(change,))).changes
+    assert (weighted.share, weighted.gain_s.low, weighted.stages) == (0.1, 0.1, {"ops": 0.2})
+    # The run's blocks are those of both sources: what it takes is no measure of one.
+    assert weighted.before == {}

@@ -55,7 +55,7 @@ def test_estimates_are_medians_with_extremes():
     assert estimate(np.array([3.0, 1.0, 2.0])) == CpuEstimate(2.0, 1.0, 3.0)
     assert estimate(np.array([-2.0])) == CpuEstimate(-2.0, -2.5, -1.5)
     assert CpuEstimate(2.0, 1.0, 3.0).scaled(2) == CpuEstimate(4.0, 2.0, 6.0)
-    assert CpuEstimate(2.0, 1.0, 3.0).plus(CpuEstimate(1, 1, 1)) == CpuEstimate(3.0, 2.0, 4.0)
+    assert CpuEstimate(2.0, 1.0, 3.0) + CpuEstimate(1, 1, 1) == CpuEstimate(3.0, 2.0, 4.0)
 
 
 def test_process_time_counts_by_default():

@@ -11,6 +11,7 @@ from feedline.errors import PlanError
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederStatus, RankStatus
+from feedline.workbench.explain.explained_costs import Measuring
 from feedline.workbench.explain.observed_runs import explain_last, watch_feeders
 
 SPEC = spec_with(cluster={"threads": 2})
@@ -64,7 +65,7 @@ class Clock:
 
 def test_a_running_job_is_explained_by_rank() -> None:
     clock = Clock()
-    found = watch_feeders(SPEC, "job", clock.statuses, seconds=6.0, stop=lambda: False, pause=clock.pause)
+    found = watch_feeders(SPEC, "job", clock.statuses, Measuring(seconds=6.0, stop=lambda: False), pause=clock.pause)
     assert [each.rank for each in found.ranks] == [0, 1]
     assert found.slowest.rank == 1
     assert len(found.slowest.samples) == 6
@@ -77,30 +78,38 @@ def test_a_running_job_is_explained_by_rank() -> None:
 def test_threads_of_the_feeder_that_nobody_counts_use_its_cores() -> None:
     """Two ranks' blocks take 2 CPU-s each per second; the process takes 4.5."""
     seen = iter(replace(status(n, rank(0, 1000 * n, 0.5), rank(1, 1000 * n, 0.5)), cpu_s=4.5 * n) for n in range(9))
-    found = watch_feeders(SPEC, "job", lambda: [next(seen)], seconds=2.0, stop=lambda: False, pause=lambda _: None)
+    found = watch_feeders(
+        SPEC, "job", lambda: [next(seen)], Measuring(seconds=2.0, stop=lambda: False), pause=lambda _: None
+    )
     assert [each.samples[0].other_cpu_s for each in found.ranks] == pytest.approx([0.5, 0.5])
     workers = spec_with(cluster={"workers": 2})
     seen = iter(replace(status(n, rank(0, 1000 * n, 0.5)), form="processes", cpu_s=0.25 * n) for n in range(9))
-    found = watch_feeders(workers, "job", lambda: [next(seen)], seconds=2.0, stop=lambda: False, pause=lambda _: None)
+    found = watch_feeders(
+        workers, "job", lambda: [next(seen)], Measuring(seconds=2.0, stop=lambda: False), pause=lambda _: None
+    )
     assert found.slowest.samples[0].other_cpu_s == pytest.approx(0.25)
 
 
 def test_an_interrupt_explains_what_was_seen() -> None:
     clock = Clock()
-    found = watch_feeders(SPEC, "job", clock.statuses, seconds=60.0, stop=lambda: clock.seconds >= 3, pause=clock.pause)
+    found = watch_feeders(
+        SPEC, "job", clock.statuses, Measuring(seconds=60.0, stop=lambda: clock.seconds >= 3), pause=clock.pause
+    )
     assert (found.seconds, found.stopped) == (3.0, True)
 
 
 def test_a_run_that_waits_for_files_has_nothing_to_explain() -> None:
     waiting = replace(rank(0, 1000, 0.0), state="waiting for files")
     with pytest.raises(PlanError, match=r"nothing to explain: got a run of .* that waits for files to land, expected"):
-        watch_feeders(SPEC, "job", lambda: [status(1.0, waiting)], seconds=0.0, stop=lambda: False)
+        watch_feeders(SPEC, "job", lambda: [status(1.0, waiting)], Measuring(seconds=0.0, stop=lambda: False))
 
 
 def test_a_new_trainer_begins_new_samples() -> None:
     first, second = status(1.0, rank(0, 1000, 0.0)), status(2.0, rank(0, 100, 0.0, trainer=78))
     seen = iter([first, second, *[status(3.0, rank(0, 1100, 0.5, trainer=78))] * 9])
-    found = watch_feeders(SPEC, "job", lambda: [next(seen)], seconds=1.0, stop=lambda: False, pause=lambda _: None)
+    found = watch_feeders(
+        SPEC, "job", lambda: [next(seen)], Measuring(seconds=1.0, stop=lambda: False), pause=lambda _: None
+    )
     assert [sample.rows for sample in found.slowest.samples] == [1000]
 
 
@@ -109,7 +118,7 @@ def test_a_new_trainer_begins_new_samples() -> None:
 )
 def test_no_run_to_attach_to(others: list[FeederStatus]) -> None:
     with pytest.raises(PlanError, match=r"there is no run of this pipeline to attach to: got .*, expected a feeder"):
-        watch_feeders(SPEC, "job", lambda: others, seconds=1.0, stop=lambda: False)
+        watch_feeders(SPEC, "job", lambda: others, Measuring(seconds=1.0, stop=lambda: False))
 
 
 def test_the_last_run_is_one_sample() -> None:

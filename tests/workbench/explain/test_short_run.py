@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from feedline.commands.run import RunRequest, feeder_accesses
 from feedline.config import load_spec
 from feedline.errors import FeedlineError
 from feedline.progress import Progress, on_progress
-from feedline.workbench.explain.explained_costs import Explanation
+from feedline.workbench.explain.explained_costs import Explanation, Measuring
 from feedline.workbench.explain.short_run import run_shortly
 
 
@@ -24,11 +24,18 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
         yield place
 
 
-def explained(path: Path, **options: Any) -> Explanation:
+def explained(
+    path: Path,
+    seconds: float = 0.6,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    step_s: float | None = None,
+    **options: Any,
+) -> Explanation:
     spec = load_spec(path)
     request = RunRequest(spec=spec, ranks=[0], world_size=1)
-    given = {"seconds": 0.6, "step_s": None, "cores": 2.0, "stop": lambda: False, "sample_s": 0.1}
-    return run_shortly(feeder_accesses(request)[0], spec, **(given | options))
+    measuring = Measuring(seconds=seconds, stop=stop, sample_s=0.1)
+    return run_shortly(feeder_accesses(request)[0], spec, measuring, cores=2.0, step_s=step_s, **options)
 
 
 def test_a_trainer_of_a_slow_pace_is_the_limit(place: Place):
