@@ -109,7 +109,7 @@ FENCES = {
     "rich": ("cli", "commands", "workbench"),
     "bokeh": ("service.page",),
     "jinja2": ("service.page",),
-    "zarr": ("artifacts.zarr_array", "materialize.array_files"),
+    "zarr": ("artifacts.zarr_array", "materialize.feature_arrays"),
     "prometheus_client": ("service.monitoring.prometheus_server",),
     "opentelemetry": ("service.monitoring.block_spans",),
     "tenacity": ("warehouse.storage",),

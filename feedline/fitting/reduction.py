@@ -7,7 +7,7 @@ fetched. Which results are merged together depends on timing, so merging must be
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from feedline.blocks.environment import Environment, local_environment
 from feedline.warehouse.storage.parallel import Pool, interruptible
 
-_TASKS_PER_THREAD = 2  # that run or wait
+_TASKS_PER_THREAD = 2  # that run, wait, or have a result that waits
 FAN_IN = 4  # at least two; a larger one means fewer merges and more states at once
 
 
@@ -124,25 +124,23 @@ def map_tasks(workers: Workers, function: Callable[[Any, Any], Any], job: Any, t
         workers.forget(handles)
 
 
-def run_tasks(
-    workers: Workers, function: Callable[[Any, Any], Any], job: Any, tasks: Sequence[Any]
-) -> Generator[tuple[int, Any]]:
-    """Yield the index and the result function(job, task) of each task as they come, with few tasks at once.
+def run_tasks(workers: Workers, function: Callable[[Any, Any], Any], job: Any, tasks: Sequence[Any]) -> Generator[Any]:
+    """Yield the results function(job, task) in the order of the tasks, with few of them at once, running or waiting.
 
     Raises what a task raises, after cancelling the others.
     """
-    running: dict[Any, int] = {}
-    queue = iter(enumerate(tasks))
+    handles: deque[Any] = deque()
+    queue = iter(tasks)
     try:
         while True:
-            while len(running) < _TASKS_PER_THREAD * workers.threads and (task := next(queue, None)) is not None:
-                running[workers.start(function, job, task[1], urgent=False)] = task[0]
-            if not running:
+            while len(handles) < _TASKS_PER_THREAD * workers.threads and (task := next(queue, None)) is not None:
+                handles.append(workers.start(function, job, task, urgent=False))
+            if not handles:
                 return
-            for handle in workers.wait_any(list(running)):
-                yield running.pop(handle), workers.result(handle)
+            workers.wait_any([handles[0]])
+            yield workers.result(handles.popleft())
     finally:
-        workers.forget(list(running))
+        workers.forget(handles)
 
 
 class Threads:

@@ -412,13 +412,13 @@ def _search(plan: SourcePlan, workers: Workers, check: RowCheck, known: NDArray[
     done, total = 0, int(selection.rows.sum())
     report_progress(_PHASE, done, total, "rows")
     with closing(run_tasks(workers, find_bad_rows, check, tasks)) as results:
-        for index, bad in results:
+        for row_groups, bad in zip(groups, results, strict=True):
             for each in bad:
-                group = int(groups[index][each.index])
+                group = int(row_groups[each.index])
                 found.add(group, each.kept, each.bits, _faults_of(each, group))
             if found.rows > check.most:
                 return
-            done += int(selection.rows[groups[index]].sum())
+            done += int(selection.rows[row_groups].sum())
             report_progress(_PHASE, done, total, "rows")
 
 

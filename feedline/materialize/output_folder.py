@@ -56,11 +56,6 @@ class OutputRef:
         return self.claim.own("files")
 
     @property
-    def parts(self) -> Location:
-        """The folder of what this run needs only while it writes."""
-        return self.claim.own("parts")
-
-    @property
     def run(self) -> str:
         return self.claim.run
 

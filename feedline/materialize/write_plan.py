@@ -2,18 +2,16 @@
 
 Runs in: the process that materializes; tasks run on `Workers`, at most two per thread at once, so that memory is
 bounded by the blocks in flight. Rows are those of the plan in the order of the table: file after file, row group after
-row group, whatever `shuffle` says. Parquet takes one pass, arrays take two: see `array_plan`.
+row group, whatever `shuffle` says. Tasks write the Parquet file of their block, or return what it adds to each array.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,8 +21,13 @@ from feedline.fitting.reduction import Workers, run_tasks
 from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
-from feedline.materialize.array_files import array_columns, create_arrays, write_part, write_shards
-from feedline.materialize.array_plan import PartSizes, arrays_of, lists_in, shown_facts
+from feedline.materialize.feature_arrays import (
+    ArraysWriter,
+    array_columns,
+    arrays_of,
+    block_elements,
+    feature_facts,
+)
 from feedline.materialize.output_folder import FilesJob, NumberedBlock, OutputFolder, explain_writes, finished_rows
 from feedline.planning.schedule import Block, Schedule
 from feedline.planning.source_plan import SourcePlan
@@ -66,7 +69,7 @@ def file_name(run: str, number: int) -> str:
 
 def file_columns(schema: BatchSchema) -> list[dict[str, Any]]:
     """For each feature, its facts: the column of its name holds it."""
-    return [shown_facts(column) for column in schema]
+    return [feature_facts(column) for column in schema]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ _FORMAT = 2  # of the facts in the marker
 _BLOCK_ROWS = 131_072
 _BLOCK_BYTES = 64 << 20  # compressed bytes that a block reads
 
-_COMPUTING, _WRITING = "computing", "writing arrays"  # phases of progress
+_COMPUTING = "computing"  # the phase of progress
 
 Format = Literal["zarr", "parquet"]
 
@@ -126,24 +129,30 @@ def write_plan(
 
     def add(block: Block, quality: Quality) -> None:
         nonlocal done
-        monitor.add(done, [(replace(block, last_step=done + block.rows), quality)])  # in the order of arrival
+        monitor.add(done, [(replace(block, last_step=done + block.rows), quality)])
         done += block.rows
         report_progress(_COMPUTING, done, rows, "rows")
 
-    requests = [replace(plan.request(block, 0), permutation=None) for block in blocks]
-    tasks = [NumberedBlock(index, request) for index, request in enumerate(requests)]
+    tasks = [
+        NumberedBlock(index, replace(plan.request(block, 0), permutation=None)) for index, block in enumerate(blocks)
+    ]
     try:
-        files = FilesJob(job=job, output=folder.begin())
+        output = folder.begin()
         if format == "parquet":
-            nbytes, columns = 0, file_columns(schema)
-            contents = [file_name(files.output.run, task.number) for task in tasks]
-            for index, (size, quality) in run_tasks(workers, write_block_file, files, tasks):
+            columns, contents = file_columns(schema), [file_name(output.run, task.number) for task in tasks]
+            nbytes = 0
+            for block, (size, quality) in zip(
+                blocks, run_tasks(workers, write_block_file, FilesJob(job=job, output=output), tasks), strict=True
+            ):
                 nbytes += size
-                add(blocks[index], quality)
+                add(block, quality)
         else:
             columns, contents = array_columns(schema), [array.path for array in arrays_of(schema)]
-            sizes = _write_parts(files, schema, tasks, workers, lambda index, quality: add(blocks[index], quality))
-            nbytes = _write_arrays(files, sizes, workers)
+            writer = ArraysWriter(schema, output)
+            for block, (elements, quality) in zip(blocks, run_tasks(workers, block_elements, job, tasks), strict=True):
+                writer.append(elements)
+                add(block, quality)
+            nbytes = writer.finish()
         for complaint in monitor.end():
             warnings.warn(complaint, UserWarning, stacklevel=3)
         folder.finish({**_facts(plan, format, rows), "columns": columns, "contents": contents}, group=format == "zarr")
@@ -174,33 +183,6 @@ def _blocks(plan: SourcePlan) -> tuple[list[Block], int]:
         epoch=0,
     )
     return list(schedule.blocks(0, everything=True)), schedule.rows
-
-
-def _write_parts(
-    files: FilesJob,
-    schema: BatchSchema,
-    tasks: Sequence[NumberedBlock],
-    workers: Workers,
-    add: Callable[[int, Quality], None],
-) -> PartSizes:
-    """Compute all blocks into parts; returns what these hold. add: called for each, in the order of arrival."""
-    arrays = arrays_of(schema)
-    counts = np.zeros((len(tasks), lists_in(arrays)), np.int64)
-    for index, (found, quality) in run_tasks(workers, write_part, files, tasks):
-        counts[index] = found
-        add(index, quality)
-    return PartSizes(arrays, np.array([task.request.rows for task in tasks], np.int64), counts)
-
-
-def _write_arrays(files: FilesJob, sizes: PartSizes, workers: Workers) -> int:
-    """Write all shards; returns their bytes."""
-    total = sum(sizes.total(index) * array.item_bytes for index, array in enumerate(sizes.arrays))
-    nbytes = 0
-    report_progress(_WRITING, nbytes, total, "bytes")
-    for _, written in run_tasks(workers, write_shards, files, create_arrays(files.output, sizes)):
-        nbytes += written
-        report_progress(_WRITING, nbytes, total, "bytes")
-    return nbytes
 
 
 def _facts(plan: SourcePlan, format: str, rows: int) -> dict[str, Any]:
