@@ -31,7 +31,7 @@ from scale_feeder import RankFeeder, Workload, sleep_on_workers
 
 from feedline.config.cluster_section import ClusterSpec
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.dask_patches.without_http import PagelessWorker
+from feedline.service.dask_patches.worker_patches import PagelessWorker
 from feedline.service.scheduler.extension import install
 
 _START_S = 60.0

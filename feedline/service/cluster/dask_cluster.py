@@ -39,8 +39,8 @@ from feedline.service.cluster.reporting import PassDemand, Reporter
 from feedline.service.cluster.result_fetcher import FetchedTask, ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection, check_scheduler
 from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CONFIG, THREADS_CONFIG, private_config
-from feedline.service.dask_patches.own_workers import worker_failure
 from feedline.service.dask_patches.steady_loop import steady
+from feedline.service.dask_patches.worker_patches import worker_failure
 from feedline.service.refused_connection import explain_refusal
 from feedline.service.scheduler.extension import offer_statuses
 from feedline.service.scheduler.job_book import ClusterSize

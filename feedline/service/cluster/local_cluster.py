@@ -21,9 +21,9 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.loader.wire.run_status import FeederStatus
-from feedline.service.dask_patches.own_workers import with_rare_heartbeat, with_recorded_failure
 from feedline.service.dask_patches.prompt_streams import send_promptly
-from feedline.service.dask_patches.without_http import scheduler_class, worker_class
+from feedline.service.dask_patches.scheduler_patches import scheduler_class
+from feedline.service.dask_patches.worker_patches import with_rare_heartbeat, with_recorded_failure, worker_class
 from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.extension import install, statuses_of
 

@@ -26,7 +26,7 @@ from distributed.client import ClosedClientError
 from feedline.errors import ClusterError
 from feedline.service.cluster.outage import OutageTimer, waits
 from feedline.service.cluster.task_places import TaskPlaces, ask_places
-from feedline.service.dask_patches.client_totals import worker_totals
+from feedline.service.dask_patches.deployments import worker_totals
 from feedline.service.refused_connection import check_scheduler_host
 
 logger = logging.getLogger(__name__)

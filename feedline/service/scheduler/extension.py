@@ -21,10 +21,8 @@ from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
 from feedline.loader.wire.job_reports import LOST_TOPIC, FeederShare, JobReport
 from feedline.loader.wire.run_status import FeederStatus
-from feedline.service.dask_patches.adaptive_target import replace_adaptive_target
-from feedline.service.dask_patches.retirement import finish_before_retirement
+from feedline.service.dask_patches.scheduler_patches import TaskQueue, finish_before_retirement, replace_adaptive_target
 from feedline.service.dask_patches.steady_loop import steady_clock, steady_scheduler
-from feedline.service.dask_patches.task_queue import TaskQueue
 from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
 from feedline.service.scheduler.job_rows import job_rows

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from distributed import Scheduler
 
-from feedline.service.dask_patches.no_spans import drop_spans
-from feedline.service.dask_patches.silent_workers import remove_silent_workers
+from feedline.service.dask_patches.scheduler_patches import drop_spans, remove_silent_workers
 from feedline.service.scheduler.extension import install
 
 

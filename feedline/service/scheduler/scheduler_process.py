@@ -22,7 +22,7 @@ from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError, SpecError
 from feedline.service.certificates import security_of
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
-from feedline.service.dask_patches.without_http import scheduler_class
+from feedline.service.dask_patches.scheduler_patches import scheduler_class
 from feedline.service.page.dashboard import PAGE
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.preload import dask_setup

@@ -16,7 +16,7 @@ from typing import Any
 
 from distributed import Worker
 
-from feedline.service.dask_patches.closing_worker import ClosingWorker
+from feedline.service.dask_patches.worker_patches import ClosingWorker
 
 logger = logging.getLogger("feedline.worker")
 

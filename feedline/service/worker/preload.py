@@ -23,8 +23,8 @@ import dask
 from dask.utils import parse_timedelta
 from distributed import Nanny, Status, Worker
 
-from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
+from feedline.service.dask_patches.worker_patches import SchedulerWatch
 from feedline.service.log_lines import drop_echoes
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.service.worker.watched_worker import leave_worker, watch_worker

@@ -30,9 +30,8 @@ from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.certificates import security_of
 from feedline.service.dask_patches.dask_config import WORKER_CONFIG
-from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
-from feedline.service.dask_patches.without_http import worker_class
+from feedline.service.dask_patches.worker_patches import SchedulerWatch, worker_class
 from feedline.service.monitoring.block_counts import BLOCK_COUNTS
 from feedline.service.refused_connection import explain_refusal
 from feedline.service.worker.departure import DRAIN_S, Departure

@@ -19,7 +19,7 @@ from feedline.service.cluster import result_fetcher, scheduler_connection, worke
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.worker_checks import check_workers
-from feedline.service.dask_patches import scheduler_watch
+from feedline.service.dask_patches import worker_patches
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess
 
 HOST = "tcp://127.0.0.1"
@@ -91,8 +91,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 @pytest.fixture
 def impatient_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_watch, "_EVERY_S", 0.1)
-    monkeypatch.setattr(scheduler_watch, "_ROUND_S", ANSWERS_WITHIN_S)
+    monkeypatch.setattr(worker_patches, "_EVERY_S", 0.1)
+    monkeypatch.setattr(worker_patches, "_ROUND_S", ANSWERS_WITHIN_S)
 
 
 def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pytest.LogCaptureFixture):

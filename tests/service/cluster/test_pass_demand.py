@@ -18,7 +18,7 @@ from feedline.service.cluster import reporting
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.reporting import HELD_S, PassDemand
-from feedline.service.dask_patches.without_http import PagelessScheduler
+from feedline.service.dask_patches.scheduler_patches import PagelessScheduler
 
 
 def test_a_pass_that_lasts_asks_for_a_thread_per_task_and_later_gives_back():

@@ -15,7 +15,7 @@ from processes import feedline
 from feedline import FeedlineDataset
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.config import load_spec
-from feedline.service.dask_patches.without_http import PagelessScheduler
+from feedline.service.dask_patches.scheduler_patches import PagelessScheduler
 from feedline.service.scheduler.job_book import JobBook
 
 PRELOAD = ["feedline.service.scheduler.preload"]

@@ -1,4 +1,4 @@
-"""Deployments say whether they scale, and close although workers could not start."""
+"""What is read of clients and deployments in private: totals of workers, whether they scale, what could not start."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed import SpecCluster, Status
+from distributed import Client, SpecCluster, Status
 from distributed.deploy.cluster import Cluster
-from schedulers import local_cluster
+from pipelines import eventually
+from schedulers import connected, local_cluster
 
 from feedline.service.dask_patches import versions
-from feedline.service.dask_patches.deployments import forget_unstarted, has_fixed_workers
+from feedline.service.dask_patches.deployments import forget_unstarted, has_fixed_workers, worker_totals
+
+
+def test_totals_are_read_without_a_question_or_asked_of_the_scheduler(monkeypatch: pytest.MonkeyPatch):
+    with local_cluster(workers=2, threads=3) as local, connected(local) as cluster:
+        assert eventually(lambda: (worker_totals(cluster.client) or {}).get("total_threads") == 6)
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "sync", None)
+            assert cluster.connection.workers() == 2
+        monkeypatch.setattr(versions, "INSTALLED", "2027.3.0")
+        assert worker_totals(cluster.client) is None
+        assert eventually(lambda: (cluster.connection.workers(), cluster.connection.threads()) == (2, 6))
 
 
 class FixedDeployment(Cluster):

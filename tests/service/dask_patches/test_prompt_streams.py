@@ -13,7 +13,6 @@ import pytest
 from distributed.batched import BatchedSend
 from distributed.comm import CommClosedError, connect, listen
 
-from feedline.service.dask_patches import versions
 from feedline.service.dask_patches.prompt_streams import PromptSend, send_promptly
 
 
@@ -87,11 +86,3 @@ def test_dask_makes_its_streams_of_what_is_replaced(monkeypatch: pytest.MonkeyPa
     assert {"start", "send", "close", "abort"} <= vars(BatchedSend).keys()
     send_promptly()
     assert all(module.BatchedSend is PromptSend for module in NODES)
-
-
-def test_another_version_of_dask_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
-    for module in NODES:
-        monkeypatch.setattr(module, "BatchedSend", BatchedSend)
-    monkeypatch.setattr(versions, "INSTALLED", "2027.3.0")
-    send_promptly()
-    assert all(module.BatchedSend is BatchedSend for module in NODES)

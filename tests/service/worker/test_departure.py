@@ -18,7 +18,7 @@ from streams import Stream, window
 from feedline.config.cluster_section import ClusterSpec
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.dask_patches.retirement import finish_before_retirement
+from feedline.service.dask_patches.scheduler_patches import finish_before_retirement
 from feedline.service.worker.departure import Departure
 from feedline.service.worker.preload import dask_setup
 
