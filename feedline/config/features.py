@@ -69,7 +69,6 @@ class Expectation:
         return f"{self.sign} {self.value}"
 
     def holds(self, measured: float) -> bool:
-        """Whether a measured value meets it."""
         return _SIGNS[self.sign](measured, self.value)
 
     @property
@@ -136,7 +135,6 @@ def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple
 
 
 def bounds_to_yaml(bounds: tuple[Expectation, ...]) -> dict[str, list[str]]:
-    """The bounds as written under `expect`."""
     bounds_by_measure: dict[str, list[str]] = {}
     for bound in bounds:
         bounds_by_measure.setdefault(bound.measure, []).append(str(bound))
@@ -186,12 +184,10 @@ class OpCall:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The arguments as Python values."""
         parsed: dict[str, Any] = json.loads(self.arguments)
         return parsed
 
     def to_yaml(self) -> object:
-        """The op as written in a list of ops."""
         value = self.value
         return {self.op: value.get("", value)} if value else self.op
 
@@ -211,7 +207,6 @@ class FeatureInput:
         return " → ".join([str(source), *(call.op for call in self.ops)])
 
     def to_yaml(self) -> object:
-        """The input as written in a list of inputs."""
         if self.column is not None and not self.ops:
             return self.column
         source = {"column": self.column} if self.column is not None else {"expr": self.expr}

@@ -130,12 +130,10 @@ def _add_defaults_and_examples(properties: Schema, definitions: Schema) -> None:
 
 
 def _mapping(properties: Schema, **rules: Any) -> Schema:
-    """A mapping with these keys and no others."""
     return {"type": "object", "additionalProperties": False, "properties": properties, **rules}
 
 
 def _items(schema: Schema) -> Schema:
-    """A list of at least one item."""
     return {"type": "array", "items": schema, "minItems": 1}
 
 
@@ -170,7 +168,6 @@ def _feature_definitions() -> Schema:
 
 
 def _add_templates(definitions: Schema) -> None:
-    """Add the entries for several features to those for one."""
     feature, extra = definitions["feature"]["anyOf"], definitions["extra_feature"]["anyOf"]
     properties = feature[1]["properties"]
     template = _template(properties, ["ops", "on_nonfinite", "expect"])
@@ -182,7 +179,6 @@ def _add_templates(definitions: Schema) -> None:
 
 
 def _template(feature: Schema, keys: list[str]) -> Schema:
-    """An entry for several features, with these keys of a feature."""
     columns = {"description": "Columns of like features; C{1..26} stands for C1 … C26.", **_items(_NAME)}
     return _mapping({"columns": columns, **{key: feature[key] for key in keys}})
 
@@ -212,7 +208,6 @@ def _features() -> Schema:
 
 
 def _named(feature: str, features_of_a_range: str) -> Schema:
-    """A mapping from names of features."""
     return {
         "type": "object",
         "propertyNames": _NAME,

@@ -54,7 +54,6 @@ class MetricsSpec(Section):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port to listen at."""
         host, _, port = self.listen.rpartition(":")
         return host.strip("[]"), int(port)
 

@@ -168,7 +168,6 @@ def _option_value(value: Any) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A plain value as YAML in flow style."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flow(name)}: {_flow(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
@@ -182,7 +181,6 @@ def _flow(value: Any) -> str:
 
 
 def _is_string(text: str) -> bool:
-    """Whether an unquoted scalar is this string."""
     try:
         return resolve_scalar(text) == text
     except ValueError:

@@ -125,7 +125,6 @@ class PipelineSpec(Section):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether there are `sources`."""
         return self.only_source is None
 
     @property
@@ -309,7 +308,6 @@ def _read(document: Document, overrides: Mapping[str, object], base_dir: str | o
 
 
 def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON Schema of a pipeline.yaml; `op_schema` describes one op in a list of ops."""
     return document_schema(PipelineSpec, op_schema)
 
 
@@ -366,7 +364,6 @@ def _contradictions(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -> None:
-    """Add an error of pydantic as a sentence with its position."""
     path, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     section = section_at(PipelineSpec, path[:-1]) if path else None
     fields = keys_of(section) if section else {}

@@ -204,7 +204,6 @@ Shuffle = Annotated[ShuffleSpec | None, BeforeValidator(_shuffle)]
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys of a section, as written in the file, and their fields."""
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 

@@ -109,7 +109,6 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def checked_moment(value: str) -> str:
-    """An ISO date or time."""
     try:
         datetime.fromisoformat(value)
     except ValueError:
@@ -162,7 +161,6 @@ KeyType = Literal["int", "date", "string", "timestamp"]
 
 
 def _names(value: object) -> object:
-    """A list of names, or one name alone."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
         raise value_error("a column's name, or a non-empty list of them")

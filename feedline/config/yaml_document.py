@@ -88,7 +88,6 @@ class Document:
 
     @classmethod
     def unpacked(cls, content: Mapping[str, Any]) -> Document:
-        """The document of which `packed` made this."""
         tables = {
             name: {tuple(path): Position(**dict(zip(_PARTS, parts, strict=True))) for path, parts in content[name]}
             for name in ("positions", "key_positions")
@@ -138,7 +137,6 @@ class Problems:
         self._entries.append((not position.line, position.line, position.column, len(self._entries), text))
 
     def raise_all(self) -> None:
-        """Raise a SpecError with one line per problem, if there are any."""
         lines = list(dict.fromkeys(text for *_, text in sorted(self._entries)))
         if len(lines) > MAX_REPORTED:
             lines[MAX_REPORTED:] = [f"… and {len(lines) - MAX_REPORTED} more"]

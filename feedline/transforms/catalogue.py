@@ -14,7 +14,7 @@ from feedline.expressions.types import type_name
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import MAX_INT, Op, in_words
 from feedline.transforms.registry.user_code import python_schema
-from feedline.transforms.registry.user_functions import PYTHON, entry_point_names
+from feedline.transforms.registry.user_functions import PYTHON, entry_points
 
 SECTIONS = {  # modules of ops -> headings
     "dense": "Dense: normalisation",
@@ -60,7 +60,7 @@ def op_schema() -> dict[str, Any]:
         properties[found.name] = {"description": _summary(found), "anyOf": choices}
     properties[PYTHON] = python_schema()
     words = [{"const": found.name, "description": _summary(found)} for found in OPS.values() if found.is_word]
-    for name in entry_point_names():
+    for name in sorted(entry_points()):
         if name not in OPS:
             text = "An op of an installed package, with allow_code."
             words.append({"const": name, "description": text})
@@ -154,7 +154,6 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 
 def _flow(value: object) -> str:
-    """A value as YAML in flow style."""
     if value is None:
         return "null"
     if isinstance(value, bool):

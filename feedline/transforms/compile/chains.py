@@ -182,7 +182,6 @@ class Compiler:
         self.ids: dict[Key, int | None] = {}
 
     def provenance(self, key: Key) -> Provenance:
-        """What a value derives from."""
         return self._provenance[key]
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str, Key]:
@@ -202,7 +201,6 @@ class Compiler:
         return finished, str(value.kind), key
 
     def chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
-        """The value after the feature's last op, and its key."""
         value, key = self._source(feature)
         if feature.ops:
             value = self._split_weights(value, key)
@@ -241,7 +239,6 @@ class Compiler:
         return self.stages.hold(value) if key in self._shared or value.weights is not None else value
 
     def _context(self, bound: BoundOp, values: Sequence[Value], position: OpPosition) -> tuple[OpContext, Provenance]:
-        """The op's context, and the provenance of its result."""
         if not bound.op.takes_context:
             return NO_CONTEXT, position.provenance
         artifact, provenance = self.requests.artifact(bound, values, position)
@@ -281,11 +278,9 @@ class Compiler:
 
     def _side_values(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
         """The other columns that an op observes, by role. Raises OpError for one that is missing or of a wrong type."""
-        try:
+        with bound.named_errors():
             values = {role: Value(expr=pl.col(name), dtype=self._type(name)).plain() for role, name in columns.items()}
             learns.check(bound.parameters, values)
-        except SpecError as error:
-            raise OpError(bound.path, f"{bound.op.name}: {error}") from None
         return values
 
     def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
@@ -327,7 +322,6 @@ class Compiler:
         return self._built[key], key
 
     def _column_type(self, feature: FeatureSpec, name: str) -> pl.DataType:
-        """The type of a column that is read. Raises OpError."""
         try:
             dtype = self._type(name)
         except SpecError as error:

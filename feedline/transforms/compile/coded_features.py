@@ -102,7 +102,6 @@ class _SlicedFeatures:
         repeats: NDArray[np.int64] | None,
         of_rows: dict[str, list[RowLookups]] | None,
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
-        """As `CodedColumn.apply`."""
         count = dictionary.len()
         array = codes.to_arrow()
         flat = array.values if isinstance(array, pa.LargeListArray) else array

@@ -16,7 +16,6 @@ import polars as pl
 import pyarrow as pa
 
 from feedline.config.features import FeatureInput, FeatureSpec
-from feedline.errors import SpecError
 from feedline.transforms.learning.learner import Artifact, ArtifactSet, FitRequest, Learner
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.op import BoundOp, OpError
@@ -40,7 +39,6 @@ class Provenance:
     artifacts: frozenset[str] = frozenset()
 
     def merge(self, others: Sequence[Provenance]) -> Provenance:
-        """The provenance of several values together."""
         types = dict(self.types)
         for other in others:
             types |= other.types
@@ -52,7 +50,6 @@ class Provenance:
         )
 
     def using(self, artifact: str) -> Provenance:
-        """The provenance of a value that an artifact makes of this one."""
         return replace(self, artifacts=self.artifacts | {artifact})
 
 
@@ -81,7 +78,6 @@ class FitRequests:
 
     @property
     def missing(self) -> tuple[FitRequest, ...]:
-        """The missing fits, in the order of features."""
         return tuple(
             replace(
                 request,
@@ -109,7 +105,7 @@ class FitRequests:
 
         Raises OpError.
         """
-        try:
+        with bound.named_errors():
             if bound.op.reads is not None:
                 reading = bound.op.reads(bound.parameters)
                 artifact = self._artifacts.read(reading)
@@ -117,10 +113,6 @@ class FitRequests:
                 return artifact, position.provenance.using(reading.name)
             learner = bound.learner(values)
             return (None, position.provenance) if learner is None else self._fit(bound, learner, position)
-        except OpError:
-            raise
-        except SpecError as error:
-            raise OpError(bound.path, f"{bound.op.name}: {error}") from None
 
     def _fit(self, bound: BoundOp, learner: Learner, position: OpPosition) -> tuple[Artifact, Provenance]:
         assert bound.op.learns is not None
@@ -174,7 +166,6 @@ class FitRequests:
 
 
 def fit_key(bound: BoundOp, position: OpPosition) -> str:
-    """The key of the fit of an op in its position."""
     assert bound.op.learns is not None
     shared = bound.op.learns.name(bound.parameters)
     return _digest([*_as_fitted(position.key), bound.identity] if shared is None else ["shared", bound.identity])
@@ -263,30 +254,23 @@ def _extend(key: Key, steps: Iterable[object], after: dict[Key, set[Key]]) -> Ke
     return key
 
 
-@dataclass(frozen=True, slots=True)
-class _SharedColumn:
-    expr: pl.Expr
-    level: int
-
-
 class Stages:
     """The columns to compute before the features, each once; `schema`: of the columns that there are."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._held: dict[str, _SharedColumn] = {}
+        self._held: dict[str, tuple[pl.Expr, int]] = {}  # expressions and their levels
 
     def hold(self, value: Value) -> Value:
-        """The value as columns that are computed once. Existing columns stay as they are."""
         weights = None if value.weights is None else self._column(value.weights)
         return replace(value, expr=self._column(value.expr), weights=weights)
 
     def add(self, lookup: Lookup) -> None:
         """Compute the column of a lookup, under its own name."""
-        self._held[lookup.name] = _SharedColumn(lookup.ids, self._level(lookup.ids))
+        self._held[lookup.name] = lookup.ids, self._level(lookup.ids)
 
     def _level(self, expr: pl.Expr) -> int:
-        return max((self._held[root].level + 1 for root in expr.meta.root_names() if root in self._held), default=0)
+        return max((self._held[root][1] + 1 for root in expr.meta.root_names() if root in self._held), default=0)
 
     def _column(self, expr: pl.Expr) -> pl.Expr:
         if expr.meta.is_column():
@@ -294,14 +278,12 @@ class Stages:
         name = f"__held_{len(self._held)}"
         while self._schema.get_all_field_indices(name):
             name = f"_{name}"
-        self._held[name] = _SharedColumn(expr.alias(name), self._level(expr))
+        self._held[name] = expr.alias(name), self._level(expr)
         return pl.col(name)
 
     @property
     def levels(self) -> Levels:
         """The held columns by level: the first level to compute, the second, and so on."""
-        deepest = max((column.level for column in self._held.values()), default=-1)
-        return tuple(
-            tuple(column.expr for column in self._held.values() if column.level == level)
-            for level in range(deepest + 1)
-        )
+        columns = self._held.values()
+        deepest = max((level for _, level in columns), default=-1)
+        return tuple(tuple(expr for expr, at in columns if at == level) for level in range(deepest + 1))

@@ -192,7 +192,6 @@ def failing_rows(features: CompiledFeatures, frame: pl.DataFrame, most: int) -> 
 
 
 def _halve(features: CompiledFeatures, frame: pl.DataFrame, index: int, most: int) -> Bools:
-    """Which rows of a frame a feature fails on."""
     return find_failing(
         frame.height, lambda start, stop: features.failure(frame.slice(start, stop - start), index) is not None, most
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import polars as pl
 import pyarrow as pa
@@ -25,6 +26,18 @@ from feedline.transforms.values.ragged import map_flat, slice_numbers
 # Split a pass over a frame into expressions for Polars, and kernels and slices over existing columns. Kernels at the
 # end of a feature, over numbers in lists too, and slices of lists run outside of Polars, where calling them costs
 # less; Polars only computes their inputs, unless those are columns of the frame. The results are the same.
+
+
+def select_in_stages(frame: pl.DataFrame, stages: Levels, expressions: Sequence[pl.Expr]) -> pl.LazyFrame:
+    """Select expressions after the columns that are held for them, one after the other, on the caller's thread.
+
+    Two Dask threads that each use Polars' thread pool take half as long again (7.2 against 4.8 ms per 32,768 rows of 46
+    features) and twice the CPU time.
+    """
+    lazy = frame.lazy()
+    for stage in stages:
+        lazy = lazy.with_columns_seq(stage)
+    return lazy.select_seq(expressions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,7 +102,6 @@ class FusedPass:
         return features, computed.select(held) if held else pl.DataFrame()
 
     def run_one(self, series: pl.Series) -> dict[str, Column]:
-        """The features of `only_source`."""
         return self._finish(lambda column: series)
 
     def _finish(self, find: Callable[[_OutputColumn], pl.Series]) -> dict[str, Column]:
@@ -140,15 +152,8 @@ class StepPass:
     _pass: FusedPass
 
     def run(self, frame: pl.DataFrame) -> None:
-        """Compute the values of an unchunked frame, and drop them."""
-
-        def select(expressions: Sequence[pl.Expr]) -> pl.DataFrame:
-            lazy = frame.lazy()
-            for stage in self._stages:
-                lazy = lazy.with_columns_seq(stage)
-            return lazy.select_seq(expressions).collect(engine="in-memory")
-
-        self._pass.run(frame, select)
+        select = partial(select_in_stages, frame, self._stages)
+        self._pass.run(frame, lambda expressions: select(expressions).collect(engine="in-memory"))
 
 
 def step_passes(

@@ -67,7 +67,6 @@ def normal(bins: Mapping[int, int]) -> Bins:
 
 
 def total(bins: Mapping[int, int]) -> Fraction:
-    """The sum as a rational number."""
     lowest = min(bins, default=0)
     units = sum(count << ((index - lowest) * BIN_BITS) for index, count in bins.items())
     return units * Fraction(2) ** (lowest * BIN_BITS)
@@ -185,7 +184,6 @@ def _terms_of_products(shift: int, left: Floats, right: Floats) -> Iterator[tupl
 
 
 def products(left: Floats, right: Floats) -> tuple[Floats, Floats]:
-    """The products and their rounding errors (Dekker 1971)."""
     product = left * right
     one, two = left * SPLITTER, right * SPLITTER
     one -= one - left

@@ -81,7 +81,6 @@ class GroupSums:
         return pl.concat(states, rechunk=False)
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The state of the rows of all states."""
         merged = self._add(pl.concat(states, rechunk=False))
         for name in self._sums:
             units = pl.col(name)
@@ -123,7 +122,6 @@ class GroupedState:
 
     @classmethod
     def by(cls, state: pl.DataFrame, names: Sequence[str]) -> GroupedState:
-        """The groups of a state, by the columns `names`."""
         state = state.sort(*names)
         keys = state.select(names)
         new = np.ones(state.height, np.bool_)
@@ -170,7 +168,6 @@ class GroupedState:
             yield remaining, rounded_groups(*sums, number)[0]
 
     def extremes(self) -> tuple[Floats, Floats]:
-        """The smallest and the largest value of each group."""
         first = np.flatnonzero(np.diff(self.of_row, prepend=-1))
         least, most = (self.state[name].to_numpy() for name in (_LEAST, _MOST))
         return np.fmin.reduceat(least, first), np.fmax.reduceat(most, first)

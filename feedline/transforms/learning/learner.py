@@ -191,15 +191,12 @@ class InMemoryArtifacts:
     out_of_fold: bool | str = False
 
     def seen_rows(self, key: str) -> bool | str:
-        """The same for every fit."""
         return self.out_of_fold
 
     def find_artifact(self, request: FitRequest) -> Artifact | None:
-        """The artifact under the request's key."""
         return self.artifacts.get(request.key)
 
     def read(self, reading: Reading) -> Artifact:
-        """Raises SpecError: artifacts in memory have no files."""
         raise SpecError(f"artifacts in memory read no files: got {reading.uri!r}, expected features of the table alone")
 
 

@@ -29,6 +29,7 @@ Values = npt.NDArray[Any]
 
 _NULLS, _NONFINITE, _VALUES = "nulls", "nonfinite", "values"
 _SUM, _SQUARES = "sum", "squares"
+_NO_VALUES = {_VALUES: 0, _NULLS: 0, _NONFINITE: 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +66,23 @@ def _require_values(facts: dict[str, Any], op: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moments:
+class _OneRow:
+    """What learners have in common whose state has a few rows. op: for messages."""
+
+    op: str
+    keys: tuple[str, ...] = ()
+
+    def show(self, artifact: Artifact) -> dict[str, Any]:
+        return dict(artifact.facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments(_OneRow):
     """Learns mean and standard deviation (of the population: divided by the number of values).
 
     facts: values, nulls, nonfinite, mean, std. Mean is the float64 nearest to the true one; so is std, up to its last
     bit.
     """
-
-    op: str
-    keys: tuple[str, ...] = ()
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
         """A row for each count and each bin of a sum: its name, bin and units."""
@@ -90,11 +99,9 @@ class Moments:
         )
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The sums of all states, in normal form."""
         return _sums_state(_sums(states))
 
     def finish(self, parts: Parts) -> Artifact:
-        """Mean and deviation. Raises DataError if no value was finite."""
         sums = {name: total(bins) for name, bins in _sums(list(parts)).items()}
         facts: dict[str, Any] = {name: int(sums[name]) for name in (_VALUES, _NULLS, _NONFINITE)}
         _require_values(facts, self.op)
@@ -103,12 +110,7 @@ class Moments:
         return Artifact(facts={**facts, "mean": nearest_float(mean), "std": root(variance)})
 
     def blank(self) -> Artifact:
-        """Mean and deviation of standardised numbers: 0 and 1."""
-        return Artifact(facts={_VALUES: 0, _NULLS: 0, _NONFINITE: 0, "mean": 0.0, "std": 1.0})
-
-    def show(self, artifact: Artifact) -> dict[str, Any]:
-        """All facts."""
-        return dict(artifact.facts)
+        return Artifact(facts={**_NO_VALUES, "mean": 0.0, "std": 1.0})
 
 
 def root(square: Fraction) -> float:
@@ -133,17 +135,13 @@ def _sums(states: Sequence[pl.DataFrame]) -> dict[str, Bins]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extremes:
+class Extremes(_OneRow):
     """Learns the smallest and the largest finite number.
 
     facts: values, nulls, nonfinite, min, max; in the column's own type.
     """
 
-    op: str
-    keys: tuple[str, ...] = ()
-
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """One row."""
         [column] = columns
         numbers = finite_numbers(column)
         some = len(numbers.values) > 0
@@ -160,24 +158,17 @@ class Extremes:
         )
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """One row of all."""
         merged = pl.concat(states)
         return merged.select(pl.col(_VALUES, _NULLS, _NONFINITE).sum(), pl.col("min").min(), pl.col("max").max())
 
     def finish(self, parts: Parts) -> Artifact:
-        """The extremes. Raises DataError if no value was finite."""
         facts = self.merge(list(parts)).row(0, named=True)
         _require_values(facts, self.op)
         # -0.0 becomes 0.0, or the result would depend on the order
         return Artifact(facts={**facts, "min": facts["min"] + 0, "max": facts["max"] + 0})
 
     def blank(self) -> Artifact:
-        """The range from 0 to 1."""
-        return Artifact(facts={_VALUES: 0, _NULLS: 0, _NONFINITE: 0, "min": 0, "max": 1})
-
-    def show(self, artifact: Artifact) -> dict[str, Any]:
-        """All facts."""
-        return dict(artifact.facts)
+        return Artifact(facts={**_NO_VALUES, "min": 0, "max": 1})
 
 
 _BUCKET, _COUNT, _ONLY = "bucket", "count", "only"
@@ -230,13 +221,11 @@ class Quantiles:
         return pl.concat((others, found)).filter(pl.col(_COUNT) > 0)
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The counts of all states, by bucket."""
         only = pl.col(_ONLY)
         one = only.is_not_null().all() & (only.min() == only.max())
         return pl.concat(states).group_by(_BUCKET).agg(pl.col(_COUNT).sum(), pl.when(one).then(only.min()).alias(_ONLY))
 
     def finish(self, parts: Parts) -> Artifact:
-        """The quantiles. Raises DataError if no value was finite."""
         state = pl.concat(list(parts)).sort(_BUCKET)
         counts = dict(zip(state[_BUCKET].head(2).to_list(), state[_COUNT].head(2).to_list(), strict=True))
         state = state.filter(pl.col(_BUCKET) > _NONFINITE_BUCKET)
@@ -259,12 +248,9 @@ class Quantiles:
         return Artifact(facts={**facts, "quantiles": quantiles})
 
     def blank(self) -> Artifact:
-        """Quantiles that are all 0."""
-        counts = {_VALUES: 0, _NULLS: 0, _NONFINITE: 0, "error": self.error}
-        return Artifact(facts={**counts, "quantiles": [0] * (self.parts - 1)})
+        return Artifact(facts={**_NO_VALUES, "error": self.error, "quantiles": [0] * (self.parts - 1)})
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """The median, or the number of quantiles and the outer ones."""
         facts = dict(artifact.facts)
         quantiles = facts.pop("quantiles")
         if self.median:
@@ -288,7 +274,6 @@ class Quantiles:
         return np.arange(least, most + 1, dtype=np.int32), buckets - np.int32(least)
 
     def _number(self, bucket: int, only: Any) -> Any:
-        """The number that represents a bucket."""
         if only is not None or not bucket:
             return only or 0.0
         number = float(_mapping(self.error).value(abs(bucket) + _lowest(self.error) - 1))
@@ -316,7 +301,6 @@ def _lowest(error: float) -> int:
 
 
 def _state_type(values: Values) -> pl.DataType:
-    """The type that states hold a column's values in."""
     if values.dtype.kind == "f":
         return pl.Float64()
     return pl.UInt64() if values.dtype == np.uint64 else pl.Int64()

@@ -42,7 +42,6 @@ class ValueCounts:
     keys: tuple[str, ...] = ("value",)
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """The counts of a column's values, or of its lists' elements."""
         values = columns[0].alias("value")
         if isinstance(values.dtype, pl.List):
             values = values.drop_nulls().explode(empty_as_null=False)
@@ -55,7 +54,6 @@ class ValueCounts:
         return pl.DataFrame([runs.struct.field("value"), runs.struct.field("len").cast(pl.Int64).alias("count")])
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The counts of all states, added."""
         if self.element != INTEGER:
             return pl.concat(states).group_by("value").agg(pl.col("count").sum()).select("value", "count")
         ordered = pl.concat(_of_one_type(states)).sort("value")
@@ -65,7 +63,6 @@ class ValueCounts:
         return pl.DataFrame([runs.struct.field("value"), pl.Series("count", sums)])
 
     def finish(self, parts: Parts) -> Artifact:
-        """The vocabulary. Raises DataError if it is larger than `max_memory`."""
         tally = _tally(parts, self.element)
         kept_values = _keep(tally, self.min_count, self.max_size)
         self._check_memory(tally, kept_values)
@@ -79,12 +76,10 @@ class ValueCounts:
         return self._artifact(pl.DataFrame([values, counts]), tally.rows, tally.nulls, tally.distinct, covered)
 
     def blank(self) -> Artifact:
-        """A vocabulary without values."""
         empty = pl.DataFrame(schema={"value": _TYPES[self.element], "count": pl.Int64()})
         return self._artifact(empty, 0, 0, 0, 0)
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """Sizes, shares, and the most frequent values."""
         facts, table = artifact.facts, artifact.table
         assert table is not None
         top = table.slice(0, _FREQUENT_SHOWN).to_pydict()

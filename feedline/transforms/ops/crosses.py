@@ -6,18 +6,17 @@ Built in every process, run on the workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from pydantic import Field
 
 from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, STRING, type_name
 from feedline.hashing import Words, bucket_crosses, cross_terms, digest
 from feedline.transforms.ops.dense import widen
-from feedline.transforms.registry.op import MAX_INT, Input, Parameters, example_of_several, op, same_ids
+from feedline.transforms.ops.id_lists import Buckets
+from feedline.transforms.registry.op import Input, Parameters, example_of_several, op, same_ids
 from feedline.transforms.values.arrays import BLOCK_VALUES
 from feedline.transforms.values.kinds import Value
 from feedline.transforms.values.matching import members
@@ -35,13 +34,6 @@ LEFT = Input(name="ids", takes=frozenset({INTEGER}), lists="only")
 RIGHT = Input(name="others", takes=frozenset({INTEGER}), lists="only")
 
 
-class Cross(Parameters):
-    """Parameters of hashed_cross and cartesian."""
-
-    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
-    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed gives another hash.")] = 0
-
-
 @op(
     ids=lambda parameters, *_: parameters.buckets,
     inputs=(
@@ -50,7 +42,7 @@ class Cross(Parameters):
     ),
     repeats=True,
     gives="int64",
-    parameters=Cross,
+    parameters=Buckets,
     examples=(
         example_of_several(
             "hashed_cross",
@@ -60,7 +52,7 @@ class Cross(Parameters):
         ),
     ),
 )
-def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
+def hashed_cross(inputs: Sequence[Value], parameters: Buckets) -> Value:
     """Hashes the values of several columns to one id, with a hash that is the same on every machine and version.
 
     With mix, the hash of an integer and the sum over a string as hash_bucket defines them, modulo 2^64, and G =
@@ -101,7 +93,7 @@ def _words(series: pl.Series) -> Words:
     ids=lambda parameters, *_: parameters.buckets,
     inputs=(LEFT, RIGHT),
     gives="lists of int64",
-    parameters=Cross,
+    parameters=Buckets,
     examples=(
         example_of_several(
             "cartesian",
@@ -111,7 +103,7 @@ def _words(series: pl.Series) -> Words:
         ),
     ),
 )
-def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
+def cartesian(inputs: Sequence[Value], parameters: Buckets) -> Value:
     """Makes an id for each pair of an id of the first list and one of the second.
 
     Pairs with the first list's first id come first. The id of a pair is its hash, as hashed_cross defines it. A pair

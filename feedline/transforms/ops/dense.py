@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -36,6 +37,11 @@ CastTarget = Literal[
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64", "bool", "string"
 ]  # fmt: skip
 
+# Declares an op that makes floats of each number.
+floats_of_numbers = partial(
+    op, per_value=True, takes=NUMBERS, gives="floats: float32 of a float32 column, else float64"
+)
+
 
 def widen(value: Value, *, floats: bool = False) -> Value:
     """Numbers in a type for safe arithmetic: int64 or uint64, float32 or float64; `floats`: no integers."""
@@ -60,8 +66,6 @@ def as_float(number: Number, dtype: pl.DataType, what: str) -> float:
 
 
 class FillNull(Parameters):
-    """Parameters of fill_null."""
-
     value: Annotated[int | float | bool | str, Field(description="The value for nulls.")]
 
 
@@ -111,8 +115,6 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
 
 
 class FillNonfinite(Parameters):
-    """Parameters of fill_nonfinite."""
-
     value: Annotated[Number, Field(description="The number for NaN and infinities.")]
 
 
@@ -149,8 +151,6 @@ def _within(number: int, dtype: pl.DataType) -> bool:
 
 
 class Clip(Parameters):
-    """Parameters of clip."""
-
     min: Annotated[Number | None, Field(description="The lower bound (default: none).")] = None
     max: Annotated[Number | None, Field(description="The upper bound (default: none).")] = None
 
@@ -198,10 +198,7 @@ def clip(x: Value, parameters: Clip) -> Value:
     return x.apply_kernel(kernel, x.dtype)
 
 
-@op(
-    per_value=True,
-    takes=NUMBERS,
-    gives="floats: float32 of a float32 column, else float64",
+@floats_of_numbers(
     examples=(
         example("log1p", None, pl.Float64(), [0.0, 1.0, None], [0.0, 0.6931471805599453, None]),
         example("log1p", None, pl.Float64(), [-1.0, -2.0], [-math.inf, math.nan]),
@@ -219,10 +216,7 @@ def log1p(x: Value, _: Parameters) -> Value:
     return x.apply_kernel(np.log1p, x.dtype)
 
 
-@op(
-    per_value=True,
-    takes=NUMBERS,
-    gives="floats: float32 of a float32 column, else float64",
+@floats_of_numbers(
     examples=(
         example("log", None, pl.Float64(), [1.0, math.e, None], [0.0, 1.0, None]),
         example("log", None, pl.List(pl.Int64()), [[0, 1], [-1]], [[-math.inf, 0.0], [math.nan]]),
@@ -239,15 +233,10 @@ def log(x: Value, _: Parameters) -> Value:
 
 
 class Logit(Parameters):
-    """Parameters of logit."""
-
     eps: Annotated[float, Field(ge=0, lt=0.5, description="Probabilities are limited to [eps, 1 - eps] first.")] = 1e-6
 
 
-@op(
-    per_value=True,
-    takes=NUMBERS,
-    gives="floats: float32 of a float32 column, else float64",
+@floats_of_numbers(
     parameters=Logit,
     examples=(
         example("logit", None, pl.Float64(), [0.5, None, math.nan], [0.0, None, math.nan]),
@@ -285,16 +274,11 @@ def logit(x: Value, parameters: Logit) -> Value:
 
 
 class BoxCox(Parameters):
-    """Parameters of box_cox."""
-
     power: Annotated[float, Field(description="Lambda; 0 is the logarithm.")]
     shift: Annotated[float, Field(description="Added to the value first.")] = 0.0
 
 
-@op(
-    per_value=True,
-    takes=NUMBERS,
-    gives="floats: float32 of a float32 column, else float64",
+@floats_of_numbers(
     parameters=BoxCox,
     examples=(
         example("box_cox", 2, pl.Float64(), [1.0, 0.0, None, -1.0], [0.0, -0.5, None, math.nan]),
@@ -324,8 +308,6 @@ def box_cox(x: Value, parameters: BoxCox) -> Value:
 
 
 class Cast(Parameters):
-    """Parameters of cast."""
-
     to: Annotated[CastTarget, Field(description="The new type.")]
     strict: Annotated[
         bool, Field(description="Whether a value that does not fit is an error; otherwise it becomes a null.")

@@ -35,8 +35,6 @@ _ARRAY = {"array": ((0.5, 1.0), (1.5, 2.0))}
 
 
 class Embedding(Parameters):
-    """Parameters of embedding."""
-
     array: Annotated[Text, Field(description="A zarr array [ids, width]: a path or URI of its folder.")]
     ids: Annotated[
         Text | None, Field(description="The rows' ids, a zarr array or Parquet; null: an id is a row's number.")
@@ -59,9 +57,7 @@ class EmbeddingRows(Protocol):
     rows: int
     width: int
 
-    def take(self, indices: npt.NDArray[np.int64]) -> Floats:
-        """float32 [n, width] for the row numbers [n]."""
-        ...
+    def take(self, indices: npt.NDArray[np.int64]) -> Floats: ...
 
 
 def _reading(parameters: Embedding) -> Reading:

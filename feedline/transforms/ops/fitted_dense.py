@@ -20,7 +20,7 @@ from feedline.errors import SpecError
 from feedline.expressions.types import NUMBERS
 from feedline.transforms.learning.learner import Artifact, Learning
 from feedline.transforms.learning.statistics import Extremes, Moments, Quantiles
-from feedline.transforms.ops.dense import Number, as_float, widen
+from feedline.transforms.ops.dense import Number, as_float, floats_of_numbers, widen
 from feedline.transforms.ops.generated import count_borders
 from feedline.transforms.registry.op import Parameters, example, op
 from feedline.transforms.values.arrays import Values
@@ -30,8 +30,6 @@ _ERROR = Field(ge=1e-4, le=0.1, description="The largest relative error, where t
 
 
 class Standardize(Parameters):
-    """Parameters of standardize."""
-
     mean: Annotated[float | None, Field(description="The mean, subtracted first (default: learnt).")] = None
     std: Annotated[float | None, Field(gt=0, description="The standard deviation, the divisor (default: learnt).")] = (
         None
@@ -48,10 +46,7 @@ class Standardize(Parameters):
         return self
 
 
-@op(
-    per_value=True,
-    takes=NUMBERS,
-    gives="floats: float32 of a float32 column, else float64",
+@floats_of_numbers(
     parameters=Standardize,
     examples=(
         example("standardize", None, pl.Float64(), [1.0, 1.0, 5.0, 5.0, None], [-1.0, -1.0, 1.0, 1.0, None]),
@@ -82,8 +77,6 @@ def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _:
 
 
 class MinMax(Parameters):
-    """Parameters of min_max."""
-
     min: Annotated[Number | None, Field(description="The number that maps to the range's begin (default: learnt).")] = (
         None
     )
@@ -112,10 +105,7 @@ class MinMax(Parameters):
         return self
 
 
-@op(
-    per_value=True,
-    takes=NUMBERS,
-    gives="floats: float32 of a float32 column, else float64",
+@floats_of_numbers(
     parameters=MinMax,
     examples=(
         example("min_max", None, pl.Int64(), [2, 4, 6, None], [0.0, 0.5, 1.0, None]),
@@ -157,8 +147,6 @@ def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Mapping[
 
 
 class FillMedian(Parameters):
-    """Parameters of fill_median."""
-
     error: Annotated[float, _ERROR] = 0.001
 
 
@@ -187,10 +175,7 @@ def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Mapping[str, Va
     return _fill(widen(x), artifact.facts["quantiles"][0])
 
 
-@op(
-    per_value=True,
-    takes=NUMBERS,
-    gives="floats: float32 of a float32 column, else float64",
+@floats_of_numbers(
     examples=(
         example("fill_mean", None, pl.Float64(), [1.0, None, 4.0, math.nan], [1.0, 2.5, 4.0, math.nan]),
         example("fill_mean", None, pl.List(pl.Int64()), [[1, None], [2], None], [[1.0, 1.5], [2.0], None]),
@@ -212,8 +197,6 @@ def _fill(x: Value, number: Number) -> Value:
 
 
 class QuantileBucketize(Parameters):
-    """Parameters of quantile_bucketize."""
-
     buckets: Annotated[
         int, Field(ge=2, le=10_000, description="The number of buckets, each with about equally many values.")
     ]

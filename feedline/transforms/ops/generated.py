@@ -32,8 +32,6 @@ from feedline.transforms.values.ragged import Ragged, lists_of, slice_elements, 
 
 
 class Bucketize(Parameters):
-    """Parameters of bucketize."""
-
     borders: Annotated[tuple[Number, ...], Field(description="Where one bucket ends and the next begins, ascending.")]
 
     @field_validator("borders", mode="after")
@@ -127,8 +125,6 @@ def _float_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[Value
 
 
 class Enumerate(Parameters):
-    """Parameters of enumerate."""
-
     start: Annotated[int, Field(ge=-(2**31), le=2**31, description="The number of the first element.")] = 0
 
 
@@ -168,8 +164,6 @@ def enumerate_(x: Value, parameters: Enumerate) -> Value:
 
 
 class Ngram(Parameters):
-    """Parameters of ngram."""
-
     n: Annotated[int, Field(ge=1, le=64, description="The number of neighbours per id.")]
     buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
     seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed gives another hash.")] = 0
@@ -228,8 +222,6 @@ def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
 
 
 class GetLocalHour(Parameters):
-    """Parameters of get_local_hour."""
-
     timezone: Annotated[str, Field(description="A name of the tz database, such as Europe/Zurich.")]
 
     @field_validator("timezone", mode="after")
@@ -271,8 +263,6 @@ def get_local_hour(x: Value, parameters: GetLocalHour) -> Value:
 
 
 class Expr(Parameters):
-    """Parameters of expr."""
-
     expression: Annotated[str, Field(description="An expression over `x`, the value.")]
 
 

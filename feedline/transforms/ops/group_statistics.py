@@ -46,8 +46,6 @@ _SMALLEST = 2.0**-800  # rounding errors of smaller products underflow float64
 
 
 class GroupStatistics(Parameters):
-    """Parameters of group_statistics."""
-
     stats: Annotated[
         Statistic | list[Statistic],
         Field(description="The statistics of each key: one word gives a number, a list a vector of numbers."),
@@ -69,7 +67,6 @@ class GroupStatistics(Parameters):
 
     @property
     def names(self) -> tuple[Statistic, ...]:
-        """The statistics in order."""
         return tuple(self.stats) if isinstance(self.stats, list) else (self.stats,)
 
 
@@ -102,7 +99,6 @@ class StatisticsByKey:
         return ("count", *names)
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """A state: count, units of sums by key and bin, extremes."""
         rows = self.groups.rows(columns[: len(self.groups.types)])
         frame = rows.frame(self.groups.names)
         if self.parameters.of is None:
@@ -110,22 +106,18 @@ class StatisticsByKey:
         return self._sums.observe(*rows.finite(frame, columns[-1]))
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Counts and units added, extremes compared."""
         return self._sums.merge(states)
 
     def finish(self, parts: Parts) -> Artifact:
-        """The statistics of each key; none without rows. Raises DataError if they exceed `max_memory`."""
         check_parts(self.groups, parts, len(self._stored_statistics), self.parameters.max_memory, _SMALLER)
         table = ordered_table(self.groups, [self._empty(), *(self._statistics(state) for state in parts)])
         rows = int(table["count"].to_numpy().sum())
         return Artifact(facts={"rows": rows, "groups": table.num_rows}, table=table)
 
     def blank(self) -> Artifact:
-        """No groups."""
         return Artifact(facts={"rows": 0, "groups": 0}, table=self._empty().to_arrow())
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """Rows with a value, groups, and the range of each statistic."""
         summary: dict[str, Any] = dict(artifact.facts)
         if artifact.table is not None and artifact.table.num_rows:
             for name in self._stored_statistics:

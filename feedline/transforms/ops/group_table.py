@@ -54,7 +54,6 @@ class KeyedRows:
 
     @classmethod
     def of(cls, columns: Sequence[pl.Series]) -> KeyedRows:
-        """The rows of some columns, or of one column of lists."""
         if not isinstance(columns[0].dtype, pl.List):
             return cls(keys=tuple(columns))
         values, offsets, absent = flatten_lists(columns[0])
@@ -98,7 +97,6 @@ class GroupKeys:
 
     @classmethod
     def of(cls, values: Sequence[Value]) -> GroupKeys:
-        """Raises SpecError for values that cannot be keys."""
         for value in values:
             if value.kind.element not in KEY.takes:
                 raise SpecError(
@@ -120,7 +118,6 @@ class GroupKeys:
         return (MISSING, *(f"key {index}" for index in range(len(self.types))))
 
     def rows(self, columns: Sequence[pl.Series]) -> KeyedRows:
-        """The keys of some rows, widened to `types`."""
         rows = KeyedRows.of(columns)
         return replace(rows, keys=self._convert_types(rows.keys))
 
@@ -139,7 +136,6 @@ class GroupKeys:
         return tuple(column if column.dtype == dtype else column.cast(dtype) for column, dtype in pairs)
 
     def schema(self) -> dict[str, pl.DataType]:
-        """The columns that identify a group, with their types."""
         return dict(zip(self.names, (pl.Int32(), *self.types), strict=True))
 
     def index(self, artifact: Artifact) -> KeyIndex:
@@ -200,7 +196,6 @@ class GroupTableSize:
 
     @classmethod
     def of(cls, groups: GroupKeys, frames: Parts, numbers: int) -> GroupTableSize:
-        """For the groups of merged states, which share no group."""
         count = text_bytes = 0
         keys: list[tuple[int, int | None]] = [(0, 0 if _is_text(dtype) else None) for dtype in groups.types]
         for frame in frames:

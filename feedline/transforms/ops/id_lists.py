@@ -24,11 +24,14 @@ from feedline.transforms.values.matching import first_of_each
 from feedline.transforms.values.ragged import Mask, Ragged, filter_elements, slice_elements, widen_list
 
 
-class HashBucket(Parameters):
-    """Parameters of hash_bucket."""
+class Buckets(Parameters):
+    """Parameters of ops that hash to buckets."""
 
     buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
     seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed gives another hash.")] = 0
+
+
+class HashBucket(Buckets):
     null_bucket: Annotated[
         bool, Field(exclude_if=operator.not_, description="Nulls become the id `buckets`, which no value shares.")
     ] = False  # omitted from fingerprints unless set: they are older than this parameter
@@ -93,8 +96,6 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
 
 
 class Modulo(Parameters):
-    """Parameters of modulo."""
-
     divisor: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, divisor).")]
 
 
@@ -129,8 +130,6 @@ def modulo(x: Value, parameters: Modulo) -> Value:
 
 
 class FirstX(Parameters):
-    """Parameters of first_x."""
-
     count: Annotated[int, Field(ge=1, le=MAX_INT, description="The largest number of elements to keep.")]
 
 
@@ -153,8 +152,6 @@ def first_x(x: Value, parameters: FirstX) -> Value:
 
 
 class ListSlice(Parameters):
-    """Parameters of list_slice."""
-
     start: Annotated[
         int, Field(ge=-MAX_INT, le=MAX_INT, description="The first position to keep; negative: from the end.")
     ] = 0
@@ -185,8 +182,6 @@ def list_slice(x: Value, parameters: ListSlice) -> Value:
 
 
 class SigridHash(Parameters):
-    """Parameters of sigrid_hash."""
-
     salt: Annotated[int, Field(ge=-MAX_INT, le=MAX_INT, description="Another salt gives another hash.")]
     max_value: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, max_value).")]
 
@@ -219,8 +214,6 @@ def sigrid_hash(x: Value, parameters: SigridHash) -> Value:
 
 
 class MapId(Parameters):
-    """Parameters of map_id."""
-
     keys: Annotated[
         tuple[int, ...] | tuple[str, ...], Field(min_length=1, description="The ids to look up, each once.")
     ]
@@ -283,8 +276,6 @@ def map_id(x: Value, parameters: MapId) -> Value:
 
 
 class IdListTransform(Parameters):
-    """Parameters of id_list_transform."""
-
     min: Annotated[int | None, Field(description="Smaller ids are removed (default: no bound).")] = None
     max: Annotated[int | None, Field(description="Larger ids are removed (default: no bound).")] = None
     unique: Annotated[bool, Field(description="Whether to remove repetitions.")] = False

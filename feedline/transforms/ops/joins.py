@@ -31,8 +31,6 @@ Names = Text | Annotated[list[Text], Field(min_length=1)]
 
 
 class JoinExternal(Parameters):
-    """Parameters of join_external."""
-
     table: Annotated[Text, Field(description="Parquet: a path or URI of a file, folder or glob.")]
     on: Annotated[Names, Field(description="The key column, or the columns of a compound key.")]
     take: Annotated[Names, Field(description="The column to take; several columns of numbers become a vector.")]
@@ -46,12 +44,10 @@ class JoinExternal(Parameters):
 
     @property
     def keys(self) -> list[str]:
-        """The key columns."""
         return [self.on] if isinstance(self.on, str) else self.on
 
     @property
     def takes(self) -> list[str]:
-        """The columns to take."""
         return [self.take] if isinstance(self.take, str) else self.take
 
 

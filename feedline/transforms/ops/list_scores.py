@@ -62,7 +62,6 @@ def _scores(found: Values, absent: Mask | None) -> pl.Series:
 
 
 def _per_row(rows: Any, numbers: Values, count: int) -> Numbers:
-    """Sums by row, in float64."""
     return np.bincount(rows, weights=numbers, minlength=count).astype(np.float64)
 
 
@@ -275,8 +274,6 @@ def get_score_max(inputs: Sequence[Value | None], _: Parameters) -> Value:
 
 
 class Similarity(Parameters):
-    """Parameters of column_similarity."""
-
     metric: Annotated[Literal["cosine", "inner"], Field(description="The cosine, or the inner product.")] = "cosine"
 
 

@@ -49,8 +49,6 @@ _SMALLER = "Use fewer folds, or fewer keys, with hash_bucket or a vocabulary's m
 
 
 class TargetEncoding(Parameters):
-    """Parameters of target_encoding."""
-
     target: Annotated[str, Field(min_length=1, description="The column of the table whose mean is learnt.")]
     fold_by: Annotated[
         str | list[str] | None,
@@ -103,7 +101,6 @@ class TargetMeans:
         return self.parameters.folds + 1 if self.parameters.folds > 1 else 1
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """A state: count and units of the target's sum by key, fold and bin."""
         width = len(self.groups.types)
         rows = self.groups.rows(columns[:width])
         fold_of_row = folds(columns[width + 1 :], self.parameters, len(columns[width]))
@@ -111,7 +108,6 @@ class TargetMeans:
         return self._sums.observe(*rows.finite(frame, columns[width]))
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Counts and units added."""
         return self._sums.merge(states)
 
     def finish(self, parts: Parts) -> Artifact:
@@ -130,11 +126,9 @@ class TargetMeans:
         return Artifact(facts=facts, table=table)
 
     def blank(self) -> Artifact:
-        """No groups."""
         return Artifact(facts={"rows": 0, "groups": 0, "means": [0.0] * self._means}, table=self._empty().to_arrow())
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """Rows with a target, groups, the overall mean, the range of the groups' values, and a `warning` of a leak."""
         summary = {
             "rows": artifact.facts["rows"],
             "groups": artifact.facts["groups"],
@@ -181,7 +175,6 @@ class TargetMeans:
         )
 
     def _encode(self, state: pl.DataFrame, means: list[float]) -> pl.DataFrame:
-        """The artifact's rows of some groups."""
         by_group = GroupedState.by(state, self.groups.names)
         smoothing, counts = self.parameters.smoothing, by_group.counts()
         columns = {"encoded": _smooth(by_group.sums()[0], counts, means[0], smoothing)}

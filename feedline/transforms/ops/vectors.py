@@ -25,8 +25,6 @@ MAX_WIDTH = 2**20
 
 
 class Onehot(Parameters):
-    """Parameters of onehot."""
-
     size: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="The length of the vector.")]
 
 
@@ -65,8 +63,6 @@ def onehot(x: Value, parameters: Onehot) -> Value:
 
 
 class Vector(Parameters):
-    """Parameters of vector."""
-
     width: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="The length of every list.")]
 
 
@@ -107,8 +103,6 @@ def vector(x: Value, parameters: Vector) -> Value:
 
 
 class Pad(Parameters):
-    """Parameters of pad."""
-
     length: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="The length of the vectors.")]
     value: Annotated[Number, Field(description="The number that fills short lists.")] = 0
 

@@ -30,8 +30,6 @@ _MOST_BUCKETS = 10**9
 
 
 class Vocabulary(Parameters):
-    """Parameters of vocabulary."""
-
     min_count: Annotated[int, Field(ge=1, le=MAX_INT, description="Values that occur less often are removed.")] = 1
     max_size: Annotated[
         int | None, Field(ge=1, le=MAX_INT, description="The largest number of values to keep (default: all).")
@@ -51,7 +49,6 @@ class Vocabulary(Parameters):
 
 
 def learner_of(parameters: Vocabulary, values: Sequence[Value]) -> ValueCounts:
-    """The learner of a column's vocabulary, or of its lists' elements."""
     return ValueCounts(
         element=values[0].kind.element,
         min_count=parameters.min_count,
@@ -150,14 +147,12 @@ class _IdLookup:
         return FIRST_BUCKET + self.buckets
 
     def integers(self, values: Values, out: Values) -> None:
-        """The id of each int64 or uint64."""
         name = f"{values.dtype} from {self.first}"
         self.artifact.derive(name, lambda: self._integer_table(values.dtype)).find(values, out)
         if (misses := self._misses(out)) is not None:
             self._to_buckets(values[misses].view(np.uint64), misses, out)
 
     def strings(self, series: pl.Series, out: Values) -> None:
-        """The id of each string or binary value."""
         self.artifact.derive(f"texts from {self.first}", self._string_table).find(series, out)
         if (misses := self._misses(out)) is not None:
             self._to_buckets(digest(series[misses]), misses, out)

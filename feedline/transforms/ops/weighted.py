@@ -21,8 +21,6 @@ _PAIR = pl.Struct({"id": pl.Int64(), "weight": pl.Float32()})
 
 
 class Weighted(Parameters):
-    """Parameters of weighted."""
-
     id: Annotated[str, Field(description="The field of the ids in a list of structs.")] = "id"
     weight: Annotated[str, Field(description="The field of the weights.")] = "weight"
     fill: Annotated[float | None, Field(description="The weight for nulls (default: they stay null).")] = None
@@ -72,7 +70,6 @@ def weighted(inputs: Sequence[Value | None], parameters: Weighted) -> Value:
 
 
 def _fields(x: Value, parameters: Weighted) -> tuple[Value, Value]:
-    """The ids and the weights in one column."""
     names = parameters.id, parameters.weight
     dtype = x.dtype
     if x.weights is not None:

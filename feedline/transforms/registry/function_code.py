@@ -70,7 +70,6 @@ class SourceImports:
 
 
 def imports_of(source: bytes, package: str) -> SourceImports:
-    """What a source imports. package: that relative imports start from. Raises SyntaxError, as Python does."""
     reader = _Reader(package)
     nodes = [*_nodes(ast.parse(source))]
     for node in nodes:
@@ -316,7 +315,6 @@ class _Search:
                     self._obstacles.append(f"all names of the package {name} are imported")
 
     def code(self) -> FunctionCode:
-        """What was found."""
         packages = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
         packages |= required_versions(self._distributions)
         return FunctionCode(
@@ -352,7 +350,6 @@ class _Search:
             kind += [f"{name}: {source.obstacle}"] if source.obstacle else []
 
     def _add_installed(self, name: str, distribution: str) -> None:
-        """Add an installed package, to be searched, if it is loaded."""
         first = name.partition(".")[0]
         if first in self.installed or first not in sys.modules:
             return

@@ -31,7 +31,6 @@ def distribution_of(file: str) -> str | None:
 
 
 def package_version(folder: str) -> tuple[str, str]:
-    """The name and version of a distribution, given by the folder of its metadata."""
     return _facts(folder)[:2]
 
 
@@ -65,7 +64,6 @@ def required_versions(folders: Iterable[str]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """The name of a distribution as all spellings of it are compared."""
     return _SEPARATORS.sub("-", name).lower()
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -104,13 +105,10 @@ class Input:
     optional: bool = False
 
     def fits(self, kind: Kind) -> bool:
-        """Whether a column of that kind can be this input."""
-        listed = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.lists]
-        return listed and kind.element in self.takes and (self.weighted or not kind.weighted)
+        return _fits(kind, self.takes, self.lists) and (self.weighted or not kind.weighted)
 
     @property
     def accepts(self) -> str:
-        """The kinds it takes, in words."""
         return _accepted_kinds(self.takes, self.lists) + (", weighted or not" if self.weighted else "")
 
 
@@ -152,7 +150,6 @@ class Op:
     function: Callable[..., Value] = _undeclared
 
     def __call__(self, function: F) -> F:
-        """Declare the function as this op."""
         name = function.__name__.rstrip("_")
         if name in OPS:
             raise AssertionError(f"op {name} is declared twice")
@@ -167,12 +164,10 @@ class Op:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the parameters, in order."""
         return tuple(self.parameters.model_fields)
 
     @property
     def is_word(self) -> bool:
-        """Whether a bare word is a complete call."""
         try:
             self.parameters.model_validate({})
         except ValidationError:
@@ -181,18 +176,20 @@ class Op:
 
     @property
     def shape(self) -> str:
-        """Its `inputs` as written in pipeline.yaml."""
         return ", ".join([column.name for column in self.inputs] + (["…"] if self.repeats else []))
 
     @property
     def accepts(self) -> str:
-        """The kinds the op takes, in words."""
         if not self.inputs:
             return _accepted_kinds(self.takes, self.lists)
         words = [
             f"`{column.name}` ({column.accepts}{', optional' if column.optional else ''})" for column in self.inputs
         ]
         return ", ".join([*words, "…"] if self.repeats else words)
+
+
+def _fits(kind: Kind, takes: Set[str], lists: Lists) -> bool:
+    return kind.element in takes and (lists in ("elements", "whole") or kind.listed is (lists == "only"))
 
 
 def _accepted_kinds(takes: Set[str], lists: Lists) -> str:
@@ -233,19 +230,24 @@ class BoundOp:
             return self.combine([value], context)
         kind, value = value.kind, value.plain()
         self._require(kind)
-        one_by_one = kind.listed and self.op.lists == "elements"
-        try:
-            if not one_by_one:
+        with self.named_errors():
+            if not (kind.listed and self.op.lists == "elements"):
                 return _count(self._call(value, context))
             result = _count(value.change_elements(lambda element: self._call(element, context)))
-        except SpecError as error:
-            raise OpError(self.path, f"{self.op.name}: {error}") from None
         return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
 
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Raise errors of the op's function as those of this call."""
+        try:
+            yield
+        except OpError:
+            raise
+        except SpecError as error:
+            raise OpError(self.path, f"{self.op.name}: {error}") from None
+
     def _require(self, kind: Kind) -> None:
-        """Raise OpError if the op, over one column, does not take the kind."""
-        fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
-        if not fits or kind.element not in self.op.takes:
+        if not _fits(kind, self.op.takes, self.op.lists):
             raise OpError(self.path, f"{self.op.name} takes {self.op.accepts}: got {kind}{_remedy(self.op, kind)}")
         one_by_one = kind.listed and self.op.lists == "elements"
         if kind.weighted and not (one_by_one or self.op.weighted):
@@ -263,10 +265,8 @@ class BoundOp:
             return None
         if not self.op.inputs:
             self._require(values[0].kind)
-        try:
+        with self.named_errors():
             return self.op.learns.learner(self.parameters, [value.plain() for value in values])
-        except SpecError as error:
-            raise OpError(self.path, f"{self.op.name}: {error}") from None
 
     def combine(self, values: Sequence[Value], context: OpContext = NO_CONTEXT) -> Value:
         """The result of an op over several columns. Raises OpError if they do not fit its inputs."""
@@ -294,10 +294,8 @@ class BoundOp:
         if waiting:
             took = len(values) - len(waiting)
             raise OpError(self.path, f"{op.name} takes {op.accepts}: got {waiting[0].kind} as input {took + 1}")
-        try:
+        with self.named_errors():
             return self._call(found, context)
-        except SpecError as error:
-            raise OpError(self.path, f"{op.name}: {error}") from None
 
     @property
     def identity(self) -> tuple[str, int, str]:
@@ -336,7 +334,6 @@ def example_of_several(
     result: Iterable[Any],
     outside: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Example:
-    """An example of an op over several columns."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
     call = OpCall(op=name, arguments=json.dumps(value))
     values = tuple((dtype, tuple(rows)) for dtype, rows in columns)

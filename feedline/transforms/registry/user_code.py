@@ -25,7 +25,7 @@ from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column
 from feedline.transforms.registry.calls import checked_parameters, resolve
 from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.op import OPS, BoundOp, Input, Op, OpError, Parameters
-from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load_function
+from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_points, load_function
 from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
 from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import ANYTHING, Kind, Value, element_type
@@ -36,11 +36,10 @@ CODE_NOT_ALLOWED = (
     "who can write the file and the modules it names: they can run code in the feeder and on every worker"
 )
 _NUMPY_KINDS = NUMBERS - {DECIMAL} | {BOOLEAN}
+_OTHER_TYPE = "Cast it there, or declare another type with `gives`"
 
 
 class PythonCall(Parameters):
-    """Parameters of python."""
-
     function: Annotated[str, Field(description="module:function, importable or beside pipeline.yaml.")]
     form: Annotated[
         Form | None, Field(description="What it gets and returns: Polars expressions, numpy arrays or Arrow arrays.")
@@ -79,7 +78,8 @@ class _Function:
         try:
             inspect.signature(self.function).bind(*values, **self.parameters)
         except TypeError as error:
-            raise SpecError(f"{self.name} cannot be called with {self._count_values(len(values))}: {error}") from error
+            given = " and ".join([f"{len(values)} input{'s' if len(values) > 1 else ''}", *self.parameters])
+            raise SpecError(f"{self.name} cannot be called with {given}: {error}") from error
         except ValueError:  # a builtin without a signature
             pass
         elements = len(values) == 1 and values[0].kind.listed and (self.per_value or self.form == "numpy")
@@ -132,7 +132,7 @@ class _Function:
         except pl.exceptions.PolarsError as error:
             raise SpecError(f"{self.name} does not fit its inputs: {_first_line(error)}") from error
         if dtype != self.dtype:
-            raise SpecError(f"{self.name} must give {type_name(self.dtype)}: got {type_name(dtype)}. {self._remedy}")
+            raise SpecError(f"{self.name} must give {type_name(self.dtype)}: got {type_name(dtype)}. {_OTHER_TYPE}")
 
         def run(*series: pl.Series) -> pl.Series:
             frame = pl.DataFrame([one.alias(name) for one, name in zip(series, names, strict=True)])
@@ -158,15 +158,14 @@ class _Function:
             raise DataError(f"{self.name} must return a numpy array of one dimension: got {got}")
         expected = pl.Series([], dtype=self.dtype).to_numpy().dtype
         if result.dtype != expected:
-            raise DataError(f"{self.name} must return {expected}: got {result.dtype}. {self._remedy}")
+            raise DataError(f"{self.name} must return {expected}: got {result.dtype}. {_OTHER_TYPE}")
         return self._check(pl.Series(result), len(series[0]))
 
     def _arrow(self, *series: pl.Series) -> pl.Series:
         result = self._answer(*(one.rechunk().to_arrow() for one in series), error=DataError)
         if not isinstance(result, (pa.Array, pa.ChunkedArray)):
             raise DataError(f"{self.name} must return an Arrow array: got {type(result).__name__}")
-        found = pl.Series(result)
-        return self._check(found, len(series[0]))
+        return self._check(pl.Series(result), len(series[0]))
 
     def _answer(self, *columns: Any, error: type[SpecError | DataError]) -> Any:
         try:
@@ -179,41 +178,27 @@ class _Function:
             raise DataError(f"{self.name} must return a value for each row: got {len(found):,} for {rows:,} rows")
         if found.dtype != self.dtype:
             raise DataError(
-                f"{self.name} must return {type_name(self.dtype)}: got {type_name(found.dtype)}. {self._remedy}"
+                f"{self.name} must return {type_name(self.dtype)}: got {type_name(found.dtype)}. {_OTHER_TYPE}"
             )
         return found
-
-    def _count_values(self, inputs: int) -> str:
-        return " and ".join([f"{inputs} input{'s' if inputs > 1 else ''}", *self.parameters])
-
-    @property
-    def _remedy(self) -> str:
-        return "Cast it there, or declare another type with `gives`"
 
 
 def bind(call: OpCall) -> BoundOp:
     """The op of a call, built-in or the user's own, with checked parameters. Raises OpError."""
     if call.op in OPS:
         return resolve(call)
-    function = None if call.op == PYTHON else entry_point(call.op)
+    function = None if call.op == PYTHON else entry_points().get(call.op)
     if call.op != PYTHON and function is None:
         return resolve(call)  # raises the error that lists the ops
     if call.code is None:
         raise OpError(call.path, f"{call.op} {CODE_NOT_ALLOWED}")
-    return _user_op(call, call.code) if function is None else _entry_point_op(call, function, call.code)
-
-
-def _user_op(call: OpCall, folder: str) -> BoundOp:
-    python_call = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall), call)
-    assert isinstance(python_call, PythonCall)
-    return _bind(call, python_call, folder)
-
-
-def _entry_point_op(call: OpCall, function: str, folder: str) -> BoundOp:
-    parameters = call.value
-    if "" in parameters:
+    if function is None:
+        python_call = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall), call)
+        assert isinstance(python_call, PythonCall)
+        return _bind(call, python_call, call.code)
+    if "" in call.value:
         raise OpError(call.path, f"{call.op} takes parameters by name: write {{{call.op}: {{NAME: value}}}}")
-    return _bind(call, PythonCall(function=function, parameters=parameters), folder)
+    return _bind(call, PythonCall(function=function, parameters=call.value), call.code)
 
 
 def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
@@ -225,13 +210,13 @@ def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
         raise OpError(call.path, f"{call.op}: {error}") from error
     dtype = column_type(field)
     element = None if dtype is None else Value(expr=pl.col("made"), dtype=dtype).kind.element
+    expected = ""
     if dtype is None or element not in (*_NUMPY_KINDS, STRING) or isinstance(element_type(dtype), pl.List):
-        message = (
-            f"{python_call.function} must give a number, bool, string or a list of these: got {declaration.gives!r}"
-        )
-        raise OpError(call.path, f"{call.op}: {message}")
-    if declaration.per_value and isinstance(dtype, pl.List):
-        message = f"{python_call.function} must give one value for each, as it is per_value: got {declaration.gives!r}"
+        expected = "a number, bool, string or a list of these"
+    elif declaration.per_value and isinstance(dtype, pl.List):
+        expected = "one value for each, as it is per_value"
+    if dtype is None or expected:
+        message = f"{python_call.function} must give {expected}: got {declaration.gives!r}"
         raise OpError(call.path, f"{call.op}: {message}")
     function = _Function(
         name=python_call.function,
@@ -292,7 +277,7 @@ def functions_of(features: Iterable[FeatureSpec]) -> tuple[RequiredFunction, ...
     """The user's functions that the features call, each once. Raises OpError for one that cannot be loaded."""
     found: dict[RequiredFunction, None] = {}
     for call in calls_of(features):
-        if call.op in OPS or (call.op != PYTHON and entry_point(call.op) is None):
+        if call.op in OPS or (call.op != PYTHON and entry_points().get(call.op) is None):
             continue
         bound = bind(call)
         assert isinstance(bound.parameters, BoundPythonCall)
@@ -319,7 +304,7 @@ def code_of(call: OpCall) -> str | None:
     if call.op == PYTHON:
         value = call.value
         return str(value.get("function", value.get("", "")))
-    return None if call.op in OPS else entry_point(call.op)
+    return None if call.op in OPS else entry_points().get(call.op)
 
 
 def function_codes(feature: FeatureSpec) -> dict[tuple[str, str], FunctionCode]:

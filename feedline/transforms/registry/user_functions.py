@@ -52,14 +52,10 @@ class LoadedFunction:
     code: FunctionCode
 
 
-def entry_point(name: str) -> str | None:
-    """The function that an installed package provides as the op of that name, as `module:function`."""
-    return _entry_points().get(name)
-
-
-def entry_point_names() -> tuple[str, ...]:
-    """The names of all ops that installed packages provide."""
-    return tuple(sorted(_entry_points()))
+@functools.cache
+def entry_points() -> dict[str, str]:
+    """The functions that installed packages provide as ops: `module:function` by the op's name."""
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
 def keep_pandas_out(code: Sequence[RequiredFunction]) -> None:
@@ -79,16 +75,9 @@ def keep_pandas_out(code: Sequence[RequiredFunction]) -> None:
 
 
 class _Absence(MetaPathFinder):
-    """Finds no pandas."""
-
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "pandas":
             raise ModuleNotFoundError("pandas is not looked for", name=fullname)
-
-
-@functools.cache
-def _entry_points() -> dict[str, str]:
-    return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
 def load_function(name: str, folder: str) -> LoadedFunction:
@@ -150,7 +139,6 @@ def _last_on_path(folder: str) -> Iterator[bool]:
 
 
 def calls_of(features: Iterable[FeatureSpec]) -> Iterator[OpCall]:
-    """Every op call of the features."""
     for feature in features:
         yield from feature.ops
         if feature.op is not None:
@@ -163,17 +151,16 @@ def check_functions(functions: Sequence[RequiredFunction]) -> None:
     """Raise ClusterError if this worker lacks a function, or has it from another source."""
     for required in functions:
         worker = f"a worker on {platform.node()}"
-        if required.op != PYTHON and entry_point(required.op) != required.function:
+        if required.op != PYTHON and (provided := entry_points().get(required.op)) != required.function:
             raise ClusterError(
                 f"{worker} has no package that provides {required.function} as {required.op!r} (entry points "
-                f"{ENTRY_POINTS}): got {entry_point(required.op) or 'none'}. Install the package on every worker"
+                f"{ENTRY_POINTS}): got {provided or 'none'}. Install the package on every worker"
             )
         try:
             found = load_function(required.function, required.folder)
         except SpecError as error:
             raise ClusterError(f"{worker} cannot call {required.function}: {error}") from error
-        source = found.code.source
-        if source != required.source:
+        if (source := found.code.source) != required.source:
             raise ClusterError(
                 f"{worker} has another source of {required.function}: got {source[:12] or 'none'}, expected "
                 f"{required.source[:12] or 'none'} as in the feeder. Install the same version on every worker, with "

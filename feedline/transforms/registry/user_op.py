@@ -47,6 +47,5 @@ def user_op(*, gives: str, form: Form = "expression", version: int = 1, per_valu
 
 
 def declaration_of(function: Callable[..., Any]) -> OpDeclaration | None:
-    """The function's declaration, if it has one."""
     found = getattr(function, _DECLARED, None)
     return found if isinstance(found, OpDeclaration) else None

@@ -63,7 +63,6 @@ class FusedKernels:
 
     @classmethod
     def of(cls, values: pl.Expr, dtype: pl.DataType) -> FusedKernels:
-        """The values before any step."""
         return cls(values, dtype, (), values)
 
     @classmethod

@@ -80,11 +80,6 @@ class DirectTable:
     smallest: np.int64 | np.uint64
     table: npt.NDArray[np.int32]
 
-    @property
-    def nbytes(self) -> int:
-        """Its memory."""
-        return self.table.nbytes
-
     def find(self, values: Values, out: Integers) -> None:
         """Write each value's result into `out`, 0 for unknown values. `values` are of the keys' type."""
         for part in _blocks(len(values)):
@@ -104,14 +99,8 @@ class CuckooTable:
     cells: Words
     multiplier: np.uint64
 
-    @property
-    def nbytes(self) -> int:
-        """Its memory."""
-        return self.cells.nbytes
-
     @classmethod
     def of(cls, keys: Words, results: Integers) -> CuckooTable:
-        """A table of distinct words."""
         size = _cell_count(len(keys))
         while True:  # if no multiplier fits all keys, the table grows
             for multiplier in _FIRST_MULTIPLIERS:
@@ -157,7 +146,6 @@ class CuckooTable:
         np.right_shift(halves, _HALF, out=halves)
 
     def _cell_pair(self, words: Words) -> tuple[Words, Words]:
-        """The two cells of each key."""
         second, first = np.empty_like(words), np.empty_like(words)
         self._hash(words, second, first)
         np.right_shift(second, _HALF, out=first)
@@ -222,11 +210,6 @@ class StringTable:
         others = pl.DataFrame({"string": strings.filter(pl.Series(twins)), "result": results[twins]})
         return cls(strings, first, integer_table(digests[ours], results[ours]), others)
 
-    @property
-    def nbytes(self) -> int:
-        """Its memory, strings included."""
-        return self.table.nbytes + int(self.strings.estimated_size())
-
     def find(self, series: pl.Series, out: Integers) -> None:
         """Write each string's result into `out`, 0 for unknown strings, arbitrary for nulls."""
         self.table.find(digest(series), out)
@@ -271,7 +254,6 @@ class _KeyColumn:
     null: int
 
     def find(self, series: pl.Series) -> Positions:
-        """int64 [N], 0 for unknown values."""
         out = np.zeros(len(series), dtype=np.int64)
         nulls = series.null_count()
         if isinstance(self.table, StringTable):
@@ -298,7 +280,6 @@ class _KeySpan:
 
     @classmethod
     def of(cls, values: pl.Series) -> _KeySpan:
-        """From a column with at least one integer."""
         least, most = values.min(), values.max()
         assert isinstance(least, int)
         assert isinstance(most, int)
@@ -307,11 +288,9 @@ class _KeySpan:
 
     @property
     def size(self) -> int:
-        """The largest number."""
         return max(self.span, self.null)
 
     def find(self, series: pl.Series) -> Positions:
-        """int64 [N], 0 for values outside the span."""
         nulls = series.null_count()
         filled = series.fill_null(0) if nulls else series
         words = filled.cast(self.dtype).to_numpy().view(np.uint64) - np.uint64((self.smallest - 1) & _WORD)
@@ -425,7 +404,6 @@ def _column(values: pl.Series) -> _KeyColumn:
 
 
 def _words(numbers: Sequence[Positions], sizes: Sequence[int]) -> Positions:
-    """One number for each key of several columns."""
     words = numbers[0].copy()
     for more, size in zip(numbers[1:], sizes[1:], strict=True):
         np.multiply(words, size + 1, out=words)

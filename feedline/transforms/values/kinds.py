@@ -87,7 +87,6 @@ class Value:
 
     @property
     def kind(self) -> Kind:
-        """The kind of the column."""
         plain = self.plain()
         listed = isinstance(plain.dtype, pl.List)
         element = kind(element_type(plain.dtype))
@@ -139,7 +138,6 @@ class Value:
         return self.last if self.last is not None and self.last.expr is self.expr else None
 
     def convert(self, dtype: pl.DataType) -> Value:
-        """Cast to another type, strictly."""
         if dtype == self.dtype:
             return self
         if (step := conversion(self.dtype, dtype)) is not None:

@@ -56,7 +56,6 @@ class Ragged:
         return np.diff(self.offsets)
 
     def part(self, start: int, stop: int) -> Ragged:
-        """Rows [start, stop)."""
         offsets = self.offsets[start : stop + 1]
         values = slice(int(offsets[0]), int(offsets[-1]))
         return Ragged(
@@ -73,7 +72,6 @@ class Ragged:
         return Ragged(values=self.values[keep], offsets=ends[self.offsets], holes=holes, absent=self.absent)
 
     def drop_holes(self) -> Ragged:
-        """Remove null elements."""
         return self if self.holes is None else self.where(~self.holes)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 import pyarrow as pa
 import pytest
-from columns_of_kinds import SCHEMA, feature, frame
+from columns_of_kinds import SCHEMA, feature
 
 from feedline.config.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.registry.op import OpError
-from feedline.transforms.values.kinds import Value
 
 
 def test_columns_that_cannot_be_read_by_name():
@@ -51,29 +48,3 @@ def test_an_op_of_one_column_refuses_several():
     with pytest.raises(OpError, match=message) as caught:
         compile_features([wrong], SCHEMA)
     assert caught.value.path == ("features", "dense", "p", "op")
-
-
-def test_shared_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch):
-    """Ten features of one hashed column, and one more, reduced after it: two kernels."""
-    seen: list[int] = []
-    original = Value.apply_kernel
-
-    def counted(self: Value, kernel: Any, dtype: pl.DataType) -> Value:
-        def kernel_and_count(found: Any, out: Any) -> None:
-            seen.append(len(found))
-            kernel(found, out)
-
-        return original(self, kernel_and_count, dtype)
-
-    monkeypatch.setattr(Value, "apply_kernel", counted)
-    shared = ({"fill_null": 0}, {"hash_bucket": 1000})
-    features = [feature("categorical", f"f{index}", *shared, column="count") for index in range(10)]
-    features.append(feature("categorical", "more", *shared, {"modulo": 10}, column="count"))
-    compiled = compile_features(features, SCHEMA)
-    seen.clear()
-    result = compiled.apply(frame())
-    assert seen == [4, 4]
-    seen.clear()
-    compiled.apply(frame().vstack(frame()).vstack(frame()))
-    assert seen == [12, 12], "a frame of three chunks is one piece for the kernels"
-    assert len({tuple(result[f"f{index}"].to_list()) for index in range(10)}) == 1

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 from drawn_examples import examples
@@ -15,8 +14,6 @@ from hypothesis import strategies as st
 
 from feedline.config.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.values import arrays
-from feedline.transforms.values.kinds import Value
 
 FLOAT_OPS: tuple[tuple[str, Any], ...] = (
     ("fill_nonfinite", 0.5),
@@ -111,42 +108,6 @@ def test_ops_after_a_fused_chain(last: tuple[str, Any]):
     series = pl.Series([0.25, None, 3.5, -2.0], dtype=pl.Float32)
     check(series, [("clip", {"min": -1}), ("log1p", None), last], "extra")
     check(series, [("clip", {"min": -1}), last, ("log1p", None)], "dense")
-
-
-def test_chains_longer_than_a_block(monkeypatch: pytest.MonkeyPatch):
-    values = np.random.default_rng(0).normal(0, 3, 1000).astype(np.float32)
-    series = pl.Series(values).set(pl.Series(np.arange(1000) % 9 == 0), None)[5:]
-    ops: list[tuple[str, Any]] = [FLOAT_OPS[2], FLOAT_OPS[6], FLOAT_OPS[7]]
-    whole = run(series, *ops, group="dense")
-    monkeypatch.setattr(arrays, "BLOCK_VALUES", 64)
-    assert bits(run(series, *ops, group="dense")) == bits(whole)
-
-
-def test_an_unsigned_id_beyond_int64_is_refused_behind_a_kernel():
-    series = pl.Series([2**63 + 5], dtype=pl.UInt64)
-    with pytest.raises(ValueError, match="9223372036854775813"):
-        run(series, ("clip", {"min": 1}), group="categorical")
-
-
-def test_one_call_for_a_whole_chain():
-    """Kernels are joined where one stands directly behind another, and cut where something else made the values."""
-    value = Value(expr=pl.col("x"), dtype=pl.Float64())
-    calls: list[int] = []
-
-    def kernel(values: Any, out: Any) -> None:
-        calls.append(len(values))
-        np.add(values, 1, out=out)
-
-    merged = value.apply_kernel(kernel, pl.Float64()).apply_kernel(kernel, pl.Float64())
-    assert isinstance(merged.last, arrays.FusedKernels)
-    assert len(merged.last.steps) == 2
-    between = Value(expr=merged.expr.fill_null(0), dtype=pl.Float64(), last=merged.last)
-    cut = between.apply_kernel(kernel, pl.Float64())
-    assert isinstance(cut.last, arrays.FusedKernels)
-    assert len(cut.last.steps) == 1
-    frame = pl.DataFrame({"x": [1.0, None]})
-    assert frame.select(cut.expr).to_series().to_list() == [4.0, 1.0]
-    assert calls == [2, 2, 2]
 
 
 @examples(40)

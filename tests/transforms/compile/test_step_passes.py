@@ -48,16 +48,6 @@ def test_steps_run_from_the_source_to_the_last_op():
     assert [(step.feature, step.sharers) for step in only] == [("twice", 2), ("twice", 2)]
 
 
-def test_values_of_a_step_are_those_of_the_chain():
-    seen: list[pl.DataFrame] = []
-    [steps] = step_passes([feature("price", "dense", FILL, LOG)], SCHEMA)
-    for step in steps[1:]:
-        features, _ = step._pass.run(FRAME, lambda expressions: seen.append(FRAME.select(expressions)) or seen[-1])
-        [values] = [pl.Series(features["price"])] if not isinstance(features, pl.DataFrame) else [features["price"]]
-        expected = pl.Series([1.0, 0.0, 3.0]) if step.op == "fill_null" else pl.Series([0.693147, 0.0, 1.386294])
-        assert (values.cast(pl.Float64) - expected).abs().max() < 1e-5
-
-
 def test_wrong_chains_are_refused():
     with pytest.raises(SpecError):
         step_passes([feature("price", "dense", OpCall(op="modulo", arguments='{"":3}'))], SCHEMA)

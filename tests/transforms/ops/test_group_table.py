@@ -1,4 +1,4 @@
-"""Tables of groups: their memory, its limit `max_memory`, and unchanged numbers."""
+"""Tables of groups: their memory, its limit `max_memory`, unchanged numbers, and columns that cannot be keys."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from fit_in_memory import fit_frames
 from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.store import Fit, TableFile, load_artifact
 from feedline.config.features import FeatureInput, FeatureSpec, OpCall
-from feedline.errors import DataError
+from feedline.errors import DataError, SpecError
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
-from feedline.transforms.ops.group_table import GroupKeys, GroupTableSize, by_choice
+from feedline.transforms.ops.group_table import MISSING, GroupKeys, GroupTableSize, by_choice
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.values.key_index import KeyIndex
+from feedline.transforms.values.kinds import Value
 
 SIZE = 4000
 RANDOM = np.random.default_rng(5)
@@ -162,3 +163,31 @@ def test_choices_by_position():
     found = {choice: places.tolist() for choice, places in by_choice(choices, 6).items()}
     assert found == {0: [1, 4], 2: [0, 2], 5: [3]}
     assert by_choice(np.zeros(0, np.uint8), 3) == {}
+
+
+def value(name: str, dtype: pl.DataType) -> Value:
+    return Value(expr=pl.col(name), dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([value("a", pl.Float32())], "a key must be .*: got float. Put bucketize, or {cast: int64}, before it"),
+        ([value(f"c{n}", pl.Int8()) for n in range(32)], "at most 31 columns make a key: got 32"),
+        (
+            [value("a", pl.List(pl.Int8())), value("b", pl.Int8())],
+            "the elements of lists are keys by themselves: got 2 columns with a list among them",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_keys_are_errors(values: list[Value], message: str):
+    with pytest.raises(SpecError, match=message):
+        GroupKeys.of(values)
+
+
+def test_an_artifact_of_other_types_is_refused():
+    keys = GroupKeys.of([value("a", pl.Int64())])
+    words = pa.table({MISSING: pa.array([0], pa.int32()), "key 0": ["x"]})
+    keys.check(Artifact(facts={}, table=pa.table({MISSING: pa.array([0], pa.int32()), "key 0": [1]})))
+    with pytest.raises(SpecError):
+        keys.check(Artifact(facts={}, table=words))

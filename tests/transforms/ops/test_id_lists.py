@@ -107,12 +107,6 @@ def test_first_x_of_fixed_size_lists():
 # ids
 
 
-def test_sigrid_hash_vectors_of_torcharrow():
-    expected = [6, 60, 54, 54, 9, 4, 91, 11, 67, 79, 2, 25, 92, 98, 83, 66, 2]
-    assert run("sigrid_hash", {"salt": 0, "max_value": 100}, pl.Series(range(17))).to_list() == expected
-    assert run("sigrid_hash", {"salt": 3, "max_value": 1}, pl.Series([5, -5])).to_list() == [0, 0]
-
-
 @examples(30)
 @given(columns(INTEGERS), st.integers(-(2**63) + 1, 2**63 - 1), st.one_of(st.integers(1, 9), st.integers(1, 2**63 - 1)))
 def test_sigrid_hash(series: pl.Series, salt: int, limit: int):

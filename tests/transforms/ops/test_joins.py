@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -106,23 +105,6 @@ def test_keys_of_several_columns(stored: list[Any], asked: list[Any]):
     )
     found = joined(table, {"on": ["n", "s"], "take": "v", "duplicates": "first"}, *columns)
     assert found.to_list() == [known.get(key) for key in asked]
-
-
-def test_many_keys_of_all_kinds_against_pandas():
-    random = np.random.default_rng(1)
-    keys = random.choice(2**40, 50_000, replace=False)
-    table = pa.table({"k": keys, "v": random.random(50_000)})
-    asked = np.concatenate([random.choice(keys, 30_000), random.integers(0, 2**40, 2_000)])
-    expected = table.to_pandas().set_index("k")["v"].reindex(asked).to_numpy()
-    found = joined(table, {"on": "k", "take": "v", "missing": 1e300}, pl.Series(asked)).to_numpy()
-    assert np.array_equal(found, np.where(np.isnan(expected), 1e300, expected))
-    texts = pa.table({"k": pa.array([f"item-{key}" for key in keys]), "v": table["v"]})
-    assert np.array_equal(
-        joined(
-            texts, {"on": "k", "take": "v", "missing": 1e300}, pl.Series([f"item-{key}" for key in asked])
-        ).to_numpy(),
-        found,
-    )
 
 
 ITEMS = pa.table(

@@ -35,31 +35,6 @@ def test_scores_of_two_lists(rows: list[Any], op: str):
     check_rows(op, None, given_rows, without_nulls(SCORES[op]))
 
 
-def test_score_vectors_of_torcharrow():
-    ids_a = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 10, 11, 12]]
-    ids_b = [[1, 2, 3], [0, 10], [7, 10, 10], [10, 10, 11, 13]]
-    a, b = int_lists(ids_a), int_lists(ids_b)
-    own, theirs = (pl.Series("s", rows, dtype=FLOAT_LISTS) for rows in (ids_a, ids_b))
-    cosine = [
-        1.0,
-        0.0,
-        7 * 7 / math.sqrt(7 * 7 + 8 * 8 + 9 * 9) / math.sqrt(7 * 7 + 20 * 20),
-        (20 * 20 + 11 * 11) / math.sqrt(20 * 20 + 11 * 11 + 12 * 12) / math.sqrt(20 * 20 + 11 * 11 + 13 * 13),
-    ]
-    for op, given_columns, expected in (
-        ("has_id_overlap", (a, b), [1, 0, 1, 1]),
-        ("id_overlap_count", (a, b), [3, 0, 1, 3]),
-        ("get_max_count", (a, b), [3, 0, 1, 3]),
-        ("get_jaccard_similarity", (a, b), [1, 0, 1 / 5, 3 / 5]),
-        ("get_cosine_similarity", (a, own, b, theirs), cosine),
-        ("get_score_sum", (a, own, b, theirs), [6, 0, 7, 31]),
-        ("get_score_min", (a, b, theirs), [1, 0, 7, 10]),
-        ("get_score_max", (a, b, theirs), [3, 0, 7, 11]),
-    ):
-        assert combined(op, None, *given_columns)[0] == pytest.approx(expected, rel=1e-6)
-    assert combined("id_overlap_count", None, int_lists([[1, 2, 3]]), int_lists([[1]]))[0] == [1.0], "code, not docs"
-
-
 weights = st.one_of(st.none(), st.sampled_from([0.0, -1.5, 0.25, 2.0, 3.0]))
 scored_rows = st.lists(
     st.tuples(*[st.one_of(st.none(), st.lists(st.tuples(st.one_of(st.none(), ids), weights), max_size=5))] * 2),

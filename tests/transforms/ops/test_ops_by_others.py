@@ -12,107 +12,12 @@ from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import polars as pl
 import pytest
 from op_oracles import FLOAT_LISTS, combined, run, same
 from reference_hash import cross_of, hash_of, sigrid_of
-from scipy import special, stats
-from sklearn.feature_extraction import DictVectorizer
-from sklearn.metrics.pairwise import cosine_similarity
-from sklearn.preprocessing import OneHotEncoder, PowerTransformer, StandardScaler
-
-RANDOM = np.random.default_rng(7)
-VALUES = np.concatenate([RANDOM.normal(size=5000), RANDOM.exponential(size=5000), [0.0, 1e-12, 1.0, 1e12]])
-SINGLE = VALUES.astype(np.float32)
-
-
-def apply(op: str, arguments: Any, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return run(op, arguments, pl.Series(values)).to_numpy()
-
 
 # by other libraries
-
-
-@pytest.mark.parametrize("values", [VALUES, SINGLE], ids=["double", "single"])
-def test_logarithms(values: np.ndarray[Any, Any]):
-    positive, exact = np.abs(values), np.abs(values).astype(np.float64)
-    close = 3e-7 if values.dtype == np.float32 else 1e-15
-    with np.errstate(divide="ignore"):
-        np.testing.assert_allclose(apply("log", None, positive), np.log(exact), rtol=close, atol=close)
-    np.testing.assert_allclose(apply("log1p", None, positive), np.log1p(exact), rtol=close)
-
-
-def test_logit_is_scipys():
-    odds = RANDOM.random(10_000)
-    np.testing.assert_allclose(apply("logit", {"eps": 0}, odds), special.logit(odds), rtol=1e-12, atol=1e-15)
-    limited = special.logit(np.clip(VALUES, 0.1, 0.9))
-    np.testing.assert_allclose(apply("logit", 0.1, VALUES), limited, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("power", [-1.5, -1e-9, 0, 0.5, 1, 3])
-def test_box_cox_is_scipys(power: float):
-    positive = np.abs(VALUES[VALUES != 0])
-    np.testing.assert_allclose(apply("box_cox", power, positive), stats.boxcox(positive, power), rtol=1e-10, atol=1e-12)
-
-
-def test_box_cox_with_a_fitted_power_is_scikit_learns():
-    positive = RANDOM.exponential(size=(2000, 1))
-    transformer = PowerTransformer("box-cox", standardize=False).fit(positive)
-    found = apply("box_cox", float(transformer.lambdas_[0]), positive[:, 0])
-    np.testing.assert_allclose(found, transformer.transform(positive)[:, 0], rtol=1e-12, atol=1e-14)
-
-
-def test_standardize_is_scikit_learns():
-    scaler = StandardScaler().fit(VALUES[:, None])
-    arguments = {"mean": float(scaler.mean_[0]), "std": float(scaler.scale_[0])}
-    expected = scaler.transform(VALUES[:, None])[:, 0]
-    np.testing.assert_allclose(apply("standardize", arguments, VALUES), expected, rtol=1e-12, atol=1e-14)
-
-
-def test_onehot_is_scikit_learns():
-    places = RANDOM.integers(-2, 9, 500)
-    encoder = OneHotEncoder(categories=[range(7)], handle_unknown="ignore", sparse_output=False).fit([[0]])
-    found = combined("onehot", 7, pl.Series(places))[0]
-    assert np.array_equal(found, encoder.transform(places[:, None]))
-
-
-def test_bucketize_is_pandas_cut():
-    borders = [-1.0, 0.0, 0.25, 2.0]
-    expected = pd.cut(pd.Series(VALUES), [-np.inf, *borders, np.inf], labels=False, right=True)
-    assert np.array_equal(apply("bucketize", borders, VALUES), expected)
-    assert np.array_equal(apply("bucketize", borders, SINGLE), np.digitize(SINGLE, borders, right=True))
-
-
-def test_clip_and_fills_are_numpys_and_pandas():
-    gaps = np.where(RANDOM.random(len(VALUES)) < 0.1, np.nan, VALUES)
-    np.testing.assert_array_equal(apply("clip", {"min": -1, "max": 1.5}, gaps), np.clip(gaps, -1, 1.5))
-    series = pd.Series(gaps)
-    filled = run("fill_null", 3, pl.Series(gaps, nan_to_null=True)).to_numpy()
-    np.testing.assert_array_equal(filled, series.fillna(3).to_numpy())
-    infinite = np.where(VALUES > 2, np.inf, gaps)
-    np.testing.assert_array_equal(
-        apply("fill_nonfinite", -1, infinite), np.nan_to_num(infinite, nan=-1, posinf=-1, neginf=-1)
-    )
-
-
-def test_cosine_similarity_is_scikit_learns():
-    rows = [
-        [dict(zip(RANDOM.choice(9, size, replace=False).tolist(), RANDOM.normal(size=size).tolist(), strict=True))]
-        for size in RANDOM.integers(1, 6, 100)
-    ]
-    other = [rows[place] for place in RANDOM.permutation(100)]
-    given = []
-    for side in (rows, other):
-        given.append(pl.Series([[*row] for [row] in side]))
-        given.append(pl.Series([[*row.values()] for [row] in side], dtype=FLOAT_LISTS))
-    vectors = DictVectorizer(sparse=False).fit([{str(i): 1.0} for i in range(9)])
-    sides = [vectors.transform([{str(i): w for i, w in row.items()} for [row] in side]) for side in (rows, other)]
-    expected = np.diag(cosine_similarity(*sides))
-    np.testing.assert_allclose(combined("get_cosine_similarity", None, *given)[0], expected, atol=1e-6)
-    vector = pl.Array(pl.Float64(), 9)
-    found = combined("column_similarity", None, *(pl.Series(side, dtype=vector) for side in sides))[0]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 # at the edge of types

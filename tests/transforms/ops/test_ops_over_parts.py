@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from itertools import pairwise
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from op_oracles import bound, run
-
-from feedline.transforms.values.kinds import element_type
+from op_oracles import run
 
 
 def test_decimals_are_numbers():
@@ -60,22 +57,6 @@ CALLS = [
     ("map_id", {"keys": [0, 37, 74], "values": [1, 2, 3], "default": 0}),
     ("expr", "x"),
 ]
-
-
-@pytest.mark.parametrize(("op", "arguments"), CALLS, ids=lambda value: value if isinstance(value, str) else "")
-@pytest.mark.parametrize("listed", [False, True], ids=["scalars", "lists"])
-def test_parts_match_the_whole(op: str, arguments: object, listed: bool):
-    values = [None if index % 7 == 3 else index * 37 % 101 for index in range(500)]
-    series = pl.Series("a", values)
-    if listed:
-        rows = [None if start % 11 == 5 else values[start : start + start % 6] for start in range(300)]
-        series = pl.Series("a", rows, dtype=pl.List(pl.Int64))
-    whole = run(op, arguments, series)
-    cuts = [0, 1, 8, 9, 9, 64, 100, 293, len(series)]
-    parts = [run(op, arguments, series[start:stop]) for start, stop in pairwise(cuts)]
-    assert pl.concat(parts).equals(whole, null_equal=True)
-    assert element_type(whole.dtype) == bound(op, arguments, pl.Int64()).dtype or op == "expr"
-    assert series[:3].to_list() == ([None, *values][1:4] if not listed else rows[:3]), "the input is untouched"
 
 
 OF_IDS = ("hash_bucket", "modulo", "sigrid_hash", "map_id")

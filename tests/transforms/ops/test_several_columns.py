@@ -5,8 +5,6 @@ The oracle is plain Python, one row at a time.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import polars as pl
 import pytest
@@ -18,7 +16,6 @@ from op_oracles import (
 )
 from weighted_scores import SCORED, SCORES
 
-from feedline.errors import SpecError
 from feedline.transforms.registry.op import OpError
 
 
@@ -54,30 +51,6 @@ def test_inputs_of_another_kind_are_refused():
 # parts
 
 
-@pytest.mark.parametrize(
-    ("op", "arguments", "count"),
-    [
-        ("ngram", {"n": 2, "buckets": 10**6}, 1),
-        ("id_list_transform", {"unique": True}, 1),
-        ("pad", 4, 1),
-        ("cartesian", 10**6, 2),
-        ("positive_intersect", None, 2),
-        *((name, None, 2) for name in SCORES),
-    ],
-)  # fmt: skip
-def test_parts_match_the_whole(op: str, arguments: object, count: int):
-    random = np.random.default_rng(1)
-    for scale in (20, 2**62):
-        given_columns = []
-        for _ in range(count):
-            rows = [None if i % 11 == 3 else (random.integers(-scale, scale, i % 7)).tolist() for i in range(200)]
-            given_columns.append(int_lists(rows))
-        whole = combined(op, arguments, *given_columns)[0]
-        cuts = [0, 1, 8, 9, 64, 100, 200]
-        parts = [combined(op, arguments, *(series[i:j] for series in given_columns))[0] for i, j in pairwise(cuts)]
-        assert [row for part in parts for row in part] == whole
-
-
 @pytest.mark.parametrize("scale", [20, 2**62])
 def test_blocks_match_the_whole(scale: int, monkeypatch: pytest.MonkeyPatch):
     """Rows and values are taken in blocks; here in tiny ones, with lists that are longer than a block."""
@@ -108,7 +81,3 @@ def test_blocks_match_the_whole(scale: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("feedline.hashing._MIXED_WORDS", 5)
     for call, expected in zip(calls, whole, strict=True):
         same(combined(*call[:2], *call[2])[0], expected)
-
-
-def test_errors_are_of_the_spec():
-    assert issubclass(OpError, SpecError)

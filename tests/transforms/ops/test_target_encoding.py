@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import polars as pl
 import pytest
 from drawn_examples import examples
@@ -96,18 +95,6 @@ def test_every_row_by_exactly_rounded_sums(keys: list[str], target: str):
         np.testing.assert_allclose(applied(spec, fits, FRAME, True).to_numpy(), expected, rtol=1e-14)
 
 
-@pytest.mark.parametrize("target", ["clicked", "dwell"])
-@pytest.mark.parametrize("smoothing", [0.0, 3.5])
-def test_whole_statistics_are_those_of_scikit_learn(target: str, smoothing: float):
-    frame = FRAME.drop_nulls("shop")
-    rows = pl.DataFrame({"shop": [*range(40), 1000]})
-    oracle = TargetEncoder(smooth=smoothing, target_type="continuous")
-    oracle.fit(frame["shop"].to_numpy().reshape(-1, 1), frame[target].to_numpy())
-    expected = oracle.transform(rows["shop"].to_numpy().reshape(-1, 1)).ravel()
-    found = encoded(feature("shop", target=target, smoothing=smoothing), frame, rows, out_of_fold=False)
-    np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-13)
-
-
 def test_out_of_fold_statistics_are_those_of_scikit_learn():
     """Which learns, for each fold, from the others."""
     frame = FRAME.drop_nulls("shop")
@@ -120,15 +107,6 @@ def test_out_of_fold_statistics_are_those_of_scikit_learn():
         oracle.fit(others["shop"].to_numpy().reshape(-1, 1), others["dwell"].to_numpy())
         expected = oracle.transform(mine["shop"].to_numpy().reshape(-1, 1)).ravel()
         np.testing.assert_allclose(found[of_row == fold], expected, rtol=1e-13)
-
-
-def test_several_keys_and_null_keys_are_those_of_pandas():
-    frame = FRAME.to_pandas()
-    groups = frame.groupby(["shop", "country", "open"], dropna=False)["clicked"]
-    mean = frame["clicked"].mean()
-    expected = (groups.transform("sum") + 2 * mean) / (groups.transform("size") + 2)
-    found = encoded(feature("shop", "country", "open", smoothing=2), FRAME, FRAME, out_of_fold=False)
-    pd.testing.assert_series_equal(found.to_pandas(), expected, check_names=False, rtol=1e-13)
 
 
 ROWS = st.lists(
@@ -193,13 +171,6 @@ def test_rows_of_one_user_share_a_fold():
     assert before.to_list() != after.to_list()
 
 
-def test_a_fold_of_a_single_row():
-    frame = pl.DataFrame({"shop": [1, 1, 2], "clicked": [1, 0, 0], "row": [0, 1, 2]})
-    folds = next(folds for folds in range(2, 100) if len(set(folds_of(frame, ["row"], folds))) == 3)
-    spec = feature("shop", folds=folds, smoothing=0)
-    assert encoded(spec, frame, frame, out_of_fold=True).to_list() == [0.0, 1.0, 0.5]
-
-
 def test_unknown_keys_become_the_mean():
     frame = pl.DataFrame({"shop": [1, 1, 2, 2], "clicked": [1, 0, 0, 0], "row": [1, 2, 3, 4]})
     rows = pl.DataFrame({"shop": [1, 2, 3, None], "row": [1, 2, 3, 4]})
@@ -255,24 +226,6 @@ def test_a_chunk_s_rows_do_not_need_the_target_when_serving():
     assert set(training.columns) == {"shop", "country", "row"}
 
 
-def test_keys_of_narrower_types_are_the_same_keys():
-    wide = learnt(feature("shop"), [FRAME])
-    assert learnt(feature("shop"), [FRAME.with_columns(pl.col("shop").cast(pl.Int8))]).digest == wide.digest
-    texts = learnt(feature("country"), [FRAME])
-    assert (
-        learnt(feature("country"), [FRAME.with_columns(pl.col("country").cast(pl.Categorical))]).digest == texts.digest
-    )
-
-
-def test_keys_of_another_type_than_fitted_are_refused():
-    spec = feature("shop", folds=1)
-    artifact = learnt(spec, [FRAME])
-    texts = FRAME.with_columns(pl.col("shop").cast(pl.String))
-    [want] = compile_features([spec], texts.to_arrow().schema).missing_fits
-    with pytest.raises(OpError, match=r"keys must be integers or strings on both sides: got string \(String\) here"):
-        compile_features([spec], texts.to_arrow().schema, InMemoryArtifacts(artifacts={want.key: artifact}))
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -288,19 +241,6 @@ def test_wrong_parameters(parameters: dict[str, Any], message: str):
     arguments = {key: value for key, value in (DEFAULTS | parameters).items() if value is not None}
     with pytest.raises(OpError, match=message):
         resolve(OpCall(op="target_encoding", arguments=json.dumps(arguments)))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (["dwell"], "float.*Put bucketize, or {cast: int64}, before it"),
-        (["shop", "shops"], "the elements of lists are keys by themselves: got 2 columns with a list among them"),
-    ],
-)
-def test_columns_that_cannot_be_keys_are_refused(inputs: list[str], message: str):
-    frame = FRAME.with_columns(shops=pl.concat_list("shop"))
-    with pytest.raises(OpError, match=message):
-        compile_features([feature(*inputs)], frame.to_arrow().schema)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
-import pyarrow as pa
 import pytest
 from drawn_examples import examples
 from fit_in_memory import fit_frames
@@ -26,11 +25,10 @@ from feedline import Pipeline
 from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import DataError
 from feedline.fitting import spill
-from feedline.fitting.spill import Scratch, SpilledState, merge_all, state_parts
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops import resolve
-from feedline.transforms.registry.op import OpContext, OpError
+from feedline.transforms.registry.op import OpContext
 from feedline.transforms.values.kinds import Value
 
 Values = Sequence[Any]
@@ -173,18 +171,6 @@ def test_features_with_one_name_share_a_vocabulary_and_weights_stay():
     assert found["history"].struct.field("weights").to_list() == [[0.5, 1.5], None, [2.0]]
 
 
-def test_ids_and_strings_share_no_vocabulary():
-    schema = pa.schema({"item": pa.int64(), "word": pa.string()})
-    features = [feature("extra", "item", {"name": "n"}), feature("extra", "word", {"name": "n"})]
-    with pytest.raises(OpError, match="cannot be shared by columns of different types"):
-        compile_features(features, schema)
-
-
-def test_floats_are_no_ids():
-    with pytest.raises(OpError, match=r"vocabulary takes integers, strings or binary values.*got float"):
-        compile_features([feature("categorical", "x", {})], pa.schema({"x": pa.float32()}))
-
-
 def table_of(rows: int) -> pl.DataFrame:
     """Ids and words with few frequent and many rare values, and nulls."""
     random = np.random.default_rng(3)
@@ -212,26 +198,6 @@ def test_duckdb_and_pandas_number_a_table_the_same(column: str):
     kept = artifact.table.to_pandas().set_index("value")["count"]
     assert (counted.loc[kept.index] == kept).all()
     assert counted.drop(kept.index).max() <= kept.min()
-
-
-def test_many_ids_by_way_of_the_disk(tmp_path: Path):
-    made = learner(pl.Int64())
-    scratch = Scratch(folder=str(tmp_path), limit_bytes=2**20)
-    random = np.random.default_rng(5)
-    chunks = [random.integers(0, 2**19, 100_000) * 2**20 for _ in range(4)]
-    whole = merge_all(made, (made.observe([pl.Series(chunk)]).to_arrow() for chunk in chunks), scratch)
-    assert isinstance(whole, SpilledState)
-    values, counts = np.unique(np.concatenate(chunks), return_counts=True)
-    assert len(values) > 250_000
-    parts = state_parts(made, whole, scratch)
-    for max_size in (None, 175_000):
-        artifact = learner(pl.Int64(), max_size=max_size).finish(parts)
-        order = np.lexsort((values, -counts))[:max_size]
-        assert artifact.facts["distinct"] == len(values)
-        assert np.array_equal(artifact.table["value"].to_numpy(), values[order])
-        assert np.array_equal(artifact.table["count"].to_numpy(), counts[order])
-        ids = looked_up(artifact, pl.Series(values[order[::1000]]))
-        assert ids == list(range(3, len(order) + 3, 1000))
 
 
 def test_an_artifact_serves_other_fits_by_its_own_tables():

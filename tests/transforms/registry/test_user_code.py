@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -157,13 +156,6 @@ def test_fits_and_fingerprints_cover_modules_that_the_function_imports(folder: s
     assert one[1] != other[1]
 
 
-def test_unpickling_compiles_again(folder: str) -> None:
-    compiled = compile_features([made(python(folder, "scaled"), "price")], TABLE.schema)
-    again = pickle.loads(pickle.dumps(compiled))
-    assert again.fingerprint == compiled.fingerprint
-    assert again.apply(FRAME).equals(compiled.apply(FRAME))
-
-
 def test_threads_may_call_it(folder: str) -> None:
     compiled = compile_features([made(python(folder, "doubled", gives="float32", form="numpy"), "price")], TABLE.schema)
     with ThreadPoolExecutor(4) as pool:
@@ -178,9 +170,9 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in ("scaled", "log1p")
     ]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
-    user_functions._entry_points.cache_clear()
+    user_functions.entry_points.cache_clear()
     yield
-    user_functions._entry_points.cache_clear()
+    user_functions.entry_points.cache_clear()
 
 
 @pytest.mark.usefixtures("offered")
@@ -199,12 +191,12 @@ def test_an_entry_point_is_an_op(folder: str) -> None:
     [need] = functions_of([made(scaled, "price"), made(scaled, "cost")])
     assert (need.op, need.function) == ("scaled", "my_features:scaled")
     check_functions([need])
-    user_functions._entry_points.cache_clear()
+    user_functions.entry_points.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.metadata, "entry_points", lambda group: [])
         with pytest.raises(ClusterError, match="has no package that provides my_features:scaled as 'scaled'"):
             check_functions([need])
-        user_functions._entry_points.cache_clear()
+        user_functions.entry_points.cache_clear()
 
 
 @pytest.mark.usefixtures("offered")

@@ -1,4 +1,4 @@
-"""Values at a point of a chain: their kind, their plain form, and fused steps over them or their elements."""
+"""Values at a point of a chain: their kind, weighted lists, and fused steps over them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from feedline.transforms.values.arrays import FusedKernels, Values
-from feedline.transforms.values.kinds import WEIGHTS, Elements, Value, element_type, struct_fields, weighted_value
+from feedline.transforms.values.kinds import WEIGHTS, Value, weighted_value
 
 PAIRS = pl.List(pl.Struct({"id": pl.Int32(), "weight": pl.Float64()}))
 
@@ -42,17 +42,6 @@ def test_kinds_in_messages(dtype: pl.DataType, kind: str):
     assert str(value(dtype).kind) == kind
 
 
-def test_plain_values_are_lists_strings_and_weights():
-    vectors = pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int64(), 2))
-    plain = value(vectors.dtype).plain()
-    assert plain.dtype == pl.List(pl.Int64())
-    assert evaluated(plain.expr, vectors) == [[1, 2], [3, 4]]
-    words = pl.Series(["a", None, "b"], dtype=pl.Categorical())
-    assert evaluated(value(words.dtype).plain().expr, words) == ["a", None, "b"]
-    same = value(pl.Int64())
-    assert same.plain() is same
-
-
 def test_lists_of_id_and_weight_are_split():
     series = pl.Series([[{"id": 1, "weight": 0.5}, {"id": 2, "weight": None}], None, []], dtype=PAIRS)
     plain = value(PAIRS).plain()
@@ -74,41 +63,3 @@ def test_kernels_in_a_row_are_fused_as_long_as_the_expression_is_theirs():
     assert evaluated(twice.expr, pl.Series([1, None])) == [3.0, 6.0]
     changed = Value(expr=twice.expr + 1, dtype=twice.dtype, last=twice.last)
     assert changed.ending is None
-
-
-def test_values_convert_by_kernels_where_numpy_does_and_else_strictly():
-    same = value(pl.Int64())
-    assert same.convert(pl.Int64()) is same
-    assert value(pl.Int8()).convert(pl.Int64()).ending is not None
-    words = value(pl.String()).convert(pl.Int64())
-    assert words.ending is None
-    assert evaluated(words.expr, pl.Series(["1", None])) == [1, None]
-    with pytest.raises(pl.exceptions.PolarsError):
-        evaluated(words.expr, pl.Series(["a"]))
-
-
-def test_changes_of_elements_share_one_pass_and_keep_weights():
-    lists = Value(expr=pl.col("x"), dtype=pl.List(pl.Int64()), weights=pl.col("w"))
-    once = lists.change_elements(lambda element: element.apply_kernel(plus_one, pl.Int64()))
-    twice = once.change_elements(lambda element: element.apply_kernel(plus_one, pl.Float64()))
-    assert twice.dtype == pl.List(pl.Float64())
-    assert twice.weights is lists.weights
-    assert isinstance(twice.ending, Elements)
-    assert twice.ending.lists is lists
-    assert twice.ending.kernels is not None
-    assert len(twice.ending.kernels.steps) == 2
-    assert evaluated(twice.expr, pl.Series([[1, 2], None, []])) == [[3.0, 4.0], None, []]
-
-
-def test_a_list_of_one_length_becomes_a_vector():
-    vector = value(pl.List(pl.Int64())).as_vector(2)
-    assert vector.width == 2
-    assert evaluated(vector.expr, pl.Series([[1, 2], [3, 4]])) == [[1, 2], [3, 4]]
-    assert value(pl.List(pl.Int64())).width is None
-
-
-def test_types_of_elements_and_fields():
-    assert element_type(pl.List(pl.Int8)) == pl.Int8()
-    assert element_type(pl.Int8()) == pl.Int8()
-    assert struct_fields(pl.Struct({"a": pl.Int8, "b": pl.String()})) == {"a": pl.Int8(), "b": pl.String()}
-    assert struct_fields(pl.Int8()) == {}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.transforms.values.lookup_counts import count_lookups, hold_lookup, lookups_of_rows, sum_of_lookups
+from feedline.transforms.values.lookup_counts import count_lookups, lookups_of_rows, sum_of_lookups
 
 IDS = st.none() | st.integers(-2, 6)
 UNKNOWN = range(2, 4)
@@ -47,16 +46,3 @@ def test_each_row_has_counts_of_its_own(lists: list[list[int | None] | None]):
     ids = [values[0] if values else None for values in lists]
     found = lookups_of_rows(pl.Series(ids, dtype=pl.Int64), UNKNOWN)
     assert [*zip(*(each.tolist() for each in found), strict=True)] == [counted([value], [1]) for value in ids]
-
-
-@pytest.mark.parametrize("unknown", [range(0), range(5, 5)])
-def test_an_empty_range_knows_all(unknown: range):
-    assert count_lookups(pl.Series([0, 5, -1]), unknown) == (3, 0)
-
-
-def test_each_lookup_has_a_column_of_its_own():
-    expr, lookup = hold_lookup(pl.col("x") + 1, range(1))
-    other, second = hold_lookup(pl.col("x") + 1, range(1))
-    assert lookup.name != second.name
-    frame = pl.DataFrame({"x": [1, 2]}).with_columns(lookup.ids, second.ids)
-    assert frame.select((expr + other).alias("sum")).to_series().to_list() == [4, 6]
