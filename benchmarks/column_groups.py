@@ -41,7 +41,7 @@ from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.launch import feeder_access
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import plan_column_group
-from feedline.warehouse.reading.read import bytes_of, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, bytes_of, read_fragment
 from feedline.warehouse.selection.select import plan_fragments
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
@@ -151,7 +151,7 @@ def filter_cpu_s(plan: Plan, rounds: int) -> float:
     for _ in range(rounds):
         before = time.process_time()
         for fragment in fragments:
-            for _chunk in read_fragment(fragment, columns, plan.source.where, plan.source.snapshot.schema):
+            for _chunk in read_fragment(fragment, ReadRequest(columns, plan.source.snapshot.schema, plan.source.where)):
                 pass
         costs.append(time.process_time() - before)
     return statistics.median(costs)

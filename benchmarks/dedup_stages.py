@@ -17,7 +17,7 @@ from slot_writing import measure as measure_cutting
 from feedline import Batch, Pipeline, Table
 from feedline.blocks.compute import run_block
 from feedline.planning.plan import Plan
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
 
 
@@ -47,7 +47,9 @@ def decode_seconds(tables: Mapping[str, Path], columns: Sequence[str], key: str,
             return sum(
                 chunk.frame.height
                 for fragment in fragments
-                for chunk in read_fragment(fragment, [key, *columns], None, snapshot.schema, compact=frozenset(columns))
+                for chunk in read_fragment(
+                    fragment, ReadRequest([key, *columns], snapshot.schema, compact=frozenset(columns))
+                )
             )
 
         if read() != snapshot.rows:

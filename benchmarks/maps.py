@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from feedline import Table
 from feedline.expressions.column_parts import flattened_name
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
 
 _ROW_GROUP_ROWS = 25_000
@@ -59,7 +59,7 @@ def reader(table: Path, columns: Sequence[str], finish: Callable[[pl.DataFrame],
     def read() -> float:
         total = 0.0
         for fragment in fragments:
-            for chunk in read_fragment(fragment, columns, None, snapshot.schema):
+            for chunk in read_fragment(fragment, ReadRequest(columns, snapshot.schema)):
                 frame = finish(chunk.frame)
                 total += float(
                     frame.lazy().select(pl.sum_horizontal(pl.all().cast(pl.Float64).sum())).collect().item() or 0

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Table
-from feedline.warehouse.reading.read import bytes_of, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, bytes_of, read_fragment
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
 
 DENSE, IDS, LISTS = 300, 80, 20
@@ -90,7 +90,7 @@ def compare(table: Path, columns: Sequence[str], *, rounds: int) -> Projection:
         return sum(
             chunk.frame.height
             for fragment in fragments
-            for chunk in read_fragment(fragment, columns, None, snapshot.schema)
+            for chunk in read_fragment(fragment, ReadRequest(columns, snapshot.schema))
         )
 
     def bare() -> int:

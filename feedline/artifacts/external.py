@@ -24,7 +24,7 @@ from feedline.expressions.types import nearest
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.reading.fragment import fragment_of
-from feedline.warehouse.reading.read import read_arrow, refuse_foreign
+from feedline.warehouse.reading.read import ReadRequest, read_arrow, refuse_foreign
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
@@ -145,7 +145,7 @@ def _columns(name: str, snapshot: Snapshot, columns: Sequence[str], max_memory: 
     splits = plan_splits(rows, snapshot.file_of_row_group, _READ_ROWS)
     parts, size_bytes = [schema.empty_table()], 0
     for index in range(len(splits)):
-        part = read_arrow(fragment_of(snapshot, splits, rows, index), columns, None, snapshot.schema)
+        part = read_arrow(fragment_of(snapshot, splits, rows, index), ReadRequest(columns, snapshot.schema))
         size_bytes += part.nbytes
         _refuse_large(name, size_bytes, max_memory)
         parts.append(part)

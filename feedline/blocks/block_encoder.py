@@ -175,7 +175,7 @@ class BlockEncoder:
             self._parts.append(self._encode(*_join_chunks(chunks), borders))
         except DataError as error:
             compiled = self._compiled
-            raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
+            raise with_row_position(error, chunks, compiled.read) from error
         except Exception as error:
             note_place(error, f"file {chunks[0].uri}, row group {chunks[0].row_group}")
             raise

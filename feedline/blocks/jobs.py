@@ -22,15 +22,16 @@ from feedline.blocks.environment import check_environment
 from feedline.blocks.request import Job, kept_columns
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import ClusterError, FeedlineError
-from feedline.expressions import BoundExpression, bind_where
+from feedline.expressions import bind_where
 from feedline.expressions.column_parts import not_null
 from feedline.expressions.types import has_strings
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.transforms.compile.coded_features import coded_columns
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features, compile_some
 from feedline.transforms.registry.user_functions import check_functions
-from feedline.warehouse.reading.sample import BoundSample, bind_sample
-from feedline.warehouse.reading.seen_rows import Mark, bind_marks
+from feedline.warehouse.reading.read import ReadRequest
+from feedline.warehouse.reading.sample import bind_sample
+from feedline.warehouse.reading.seen_rows import bind_marks
 
 
 class UnknownJobError(Exception):
@@ -50,27 +51,19 @@ class CompiledPart:
 
 @dataclass(frozen=True, slots=True)
 class CompiledJob:
-    """A job's compiled features, filter and sample, with the layout of its slots.
+    """A job's compiled features, and what is read for them, with the layout of its slots.
 
-    parts: the features of plain rows, then those of each deduplicated group, in the layout's order. compact: columns
-    that only deduplicated groups read. coded: columns that may come as codes, as features are computed of them value by
-    value, each with the most elements of its lists that are needed (0: all). expanded: those of them of which values
-    are needed, too.
+    parts: the features of plain rows, then those of each deduplicated group, in the layout's order. read: of it,
+    `compact` has the columns that only deduplicated groups read, `coded` those of which features are computed value by
+    value.
     """
 
     features: CompiledFeatures
-    schema: pa.Schema
-    where: BoundExpression | None
-    columns: tuple[str, ...]
+    read: ReadRequest
     layout: SlotLayout
     parts: tuple[CompiledPart, ...]
     by: str | None
-    sample: BoundSample | None
-    marks: tuple[Mark, ...]
-    compact: frozenset[str]
     filters: dict[str, str]  # by feature, the filter that would drop its columns' nulls
-    coded: Mapping[str, int]
-    expanded: frozenset[str]
 
 
 _jobs: SingleFlight[str, Job] = SingleFlight()
@@ -135,22 +128,17 @@ def _compile(
     parts = _compile_parts(job, features, columns_of_batch, schema, runs)
     layout = SlotLayout(columns_of_batch)
     plain = {*parts[0].features.parts, *kept_columns(job)} or set(list(columns)[:1])  # a frame has at least one column
-    compact = frozenset(columns).difference(plain)
-    return CompiledJob(
-        features=features,
-        schema=schema,
-        where=where,
-        columns=tuple(columns),
-        layout=layout,
-        parts=parts,
-        by=job.by,
+    read = ReadRequest(
+        tuple(columns),
+        schema,
+        where,
         sample=sample,
         marks=marks,
-        compact=compact,
-        filters=filters,
+        compact=frozenset(columns).difference(plain),
         coded={name: most for part in parts for name, most in part.coded_columns.columns.items()},
         expanded=frozenset[str]().union(*(part.coded_columns.expanded for part in parts)),
     )
+    return CompiledJob(features=features, read=read, layout=layout, parts=parts, by=job.by, filters=filters)
 
 
 def _compile_parts(

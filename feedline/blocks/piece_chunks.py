@@ -6,6 +6,7 @@ Runs in: Dask workers: threads of the feeder, processes on this machine, or anyw
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import polars as pl
 
@@ -38,21 +39,17 @@ def piece_chunks(
     position, missing = 0, piece.rows
     is_last = piece.skip + piece.rows == remaining_rows(piece.fragment)
     larger = as_stored and len(compiled.parts) == 1
-    chunks = read_fragment(
-        piece.fragment,
-        compiled.columns if columns is None else columns,
-        compiled.where,
-        compiled.schema,
-        sample=compiled.sample,
-        marks=compiled.marks if columns is None else (),
+    request = replace(
+        compiled.read,
         chunk_rows=max(CHUNK_ROWS, piece.skip + piece.rows) if larger else CHUNK_ROWS,
         first_rows=piece.skip + first_rows if first_rows else 0,
-        compact=compiled.compact if as_stored else (),
-        coded=compiled.coded if as_stored else {},
-        expanded=compiled.expanded,
     )
+    if columns is not None:
+        request = replace(request, columns=columns, marks=())
+    if not as_stored:
+        request = replace(request, compact=(), coded={})
     try:
-        for chunk in chunks:
+        for chunk in read_fragment(piece.fragment, request):
             height = chunk.frame.height
             start = min(max(piece.skip - position, 0), height)
             stop = min(height, start + missing)

@@ -26,15 +26,15 @@ from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.single_flight import SingleFlight
 from feedline.config.features import FeatureSpec
 from feedline.errors import DataError
-from feedline.expressions import BoundExpression, bind_where
+from feedline.expressions import bind_where
 from feedline.fitting.spill import Scratch, SpilledState, State, merge_all, merge_part, spill
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.reading.fragment import Chunk, Fragment
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.row_position import kept_mask, with_row_position
-from feedline.warehouse.reading.sample import Bools, BoundSample, Sample, bind_sample
+from feedline.warehouse.reading.sample import Bools, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
 
 # Rows observed together: enough to amortize the fixed cost of a group-by, few enough for their lists to fit into
@@ -103,25 +103,17 @@ NO_ROWS = States(states=(), rows=0)
 class CompiledFit:
     """A job's learners and compiled expressions, once per process.
 
-    features: compute the columns of all streams. streams: per fit, the columns of each of its streams. marks:
+    features: compute the columns of all streams. streams: per fit, the columns of each of its streams. read: its marks
     distinguish the rows that earlier fits have seen. alike: the different values of `FitJob.alike`, and per fit the
-    index of its own. tables: the conditions of all tables, with their schemas.
+    index of its own. tables: the rows of all tables.
     """
 
     learners: tuple[Learner, ...]
     streams: tuple[tuple[tuple[str, ...], ...], ...]
     features: CompiledFeatures
-    schema: pa.Schema
-    where: BoundExpression | None
-    sample: BoundSample | None
-    marks: tuple[Mark, ...]
+    read: ReadRequest
     alike: tuple[tuple[frozenset[int], ...], tuple[int, ...]]
-    tables: tuple[tuple[BoundExpression | None, BoundSample | None, pa.Schema], ...]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Column parts to read, besides those of filter and sample."""
-        return tuple(dict.fromkeys([*self.features.parts, *(part for mark in self.marks for part in mark.parts)]))
+    tables: tuple[ReadRequest, ...]
 
 
 NewRows: TypeAlias = Bools | None
@@ -148,19 +140,18 @@ def _compile(job: FitJob) -> CompiledFit:
         learners=tuple(fit.learner for fit in fits),
         streams=tuple(tuple(tuple(feature.name for feature in stream) for stream in fit.streams) for fit in fits),
         features=features,
-        schema=schema,
-        where=bind_where(job.where, schema) if job.where is not None else None,
-        sample=bind_sample(job.sample, schema) if job.sample is not None else None,
-        marks=bind_marks(features.marks, schema),
+        read=_request(job, schema, features.parts, bind_marks(features.marks, schema)),
         alike=(distinct, tuple(map(distinct.index, alike))),
-        tables=tuple(_bind(table) for table in job.tables),
+        tables=tuple(_request(table, pa.ipc.read_schema(pa.py_buffer(table.schema))) for table in job.tables),
     )
 
 
-def _bind(table: TableConditions) -> tuple[BoundExpression | None, BoundSample | None, pa.Schema]:
-    schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
-    where = None if table.where is None else bind_where(table.where, schema)
-    return where, None if table.sample is None else bind_sample(table.sample, schema), schema
+def _request(
+    rows: FitJob | TableConditions, schema: pa.Schema, columns: Sequence[str] = (), marks: Sequence[Mark] = ()
+) -> ReadRequest:
+    where = None if rows.where is None else bind_where(rows.where, schema)
+    sample = None if rows.sample is None else bind_sample(rows.sample, schema)
+    return ReadRequest(columns, schema, where, sample=sample, marks=marks)
 
 
 def observe_pieces(job: FitJob, pieces: tuple[FitPiece, ...]) -> States:
@@ -274,14 +265,7 @@ def _gather_chunks(compiled: CompiledFit, pieces: Sequence[FitPiece]) -> Iterato
     rows = size_bytes = 0
     for piece in pieces:
         of_group, position = list[NewRows](), -1
-        for chunk in read_fragment(
-            piece.fragment,
-            compiled.features.parts,
-            compiled.where,
-            compiled.schema,
-            sample=compiled.sample,
-            marks=compiled.marks,
-        ):
+        for chunk in read_fragment(piece.fragment, compiled.read):
             if chunk.position != position:
                 of_group, position = _new_rows(compiled, piece, chunk.position), chunk.position
             height = chunk.frame.height
@@ -310,11 +294,10 @@ def _new_rows(compiled: CompiledFit, piece: FitPiece, position: int) -> list[New
     if not any(earlier.keys() & each for each in alike):
         return [None] * len(alike)
     fragment = piece.fragment.alone(position)
-    own = kept_mask(fragment, compiled.where, compiled.schema, sample=compiled.sample)
+    own = kept_mask(fragment, compiled.read)
     read: dict[int, Bools] = {}
     for index in earlier.keys() & frozenset[int]().union(*alike):
-        where, sample, schema = compiled.tables[index]
-        read[index] = kept_mask(earlier[index], where, schema, sample=sample)[own]
+        read[index] = kept_mask(earlier[index], compiled.tables[index])[own]
     found = [[read[index] for index in sorted(read.keys() & each)] for each in alike]
     return [~_union(masks) if masks else None for masks in found]
 
@@ -342,4 +325,4 @@ def _compute_columns(compiled: CompiledFit, chunks: Sequence[Chunk]) -> pl.DataF
     try:
         return compiled.features.apply(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0])
     except DataError as error:
-        raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
+        raise with_row_position(error, chunks, compiled.read) from error

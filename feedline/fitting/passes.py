@@ -352,7 +352,7 @@ class _Run:
         tasks = [shared.tasks(index, each, self._workers.threads) for index, each in enumerate(alike)]
         jobs = self._jobs(ready, alike, sum(map(len, tasks)))
         for job, (table, selection) in zip(jobs, pairs, strict=True):
-            parts = compile_fit(job).parts
+            parts = compile_fit(job).read.parts
             table.require(parts)
             self._nbytes_read += table.pass_bytes(parts, selection)
         total, all_tasks, done = sum(table.rows(selection) for table, selection in pairs), sum(map(len, tasks)), 0

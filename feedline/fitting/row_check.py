@@ -136,18 +136,7 @@ class _Judge:
         return BadRows(index=index, kept=kept, rows=int(np.count_nonzero(bad)), bits=pack_mask(bad), reasons=reasons)
 
     def _chunks(self, fragment: Fragment) -> Iterator[Chunk]:
-        compiled = self._compiled
-        return read_fragment(
-            fragment,
-            compiled.columns,
-            compiled.where,
-            compiled.schema,
-            sample=compiled.sample,
-            marks=compiled.marks,
-            compact=compiled.compact,
-            coded=compiled.coded,
-            expanded=compiled.expanded,
-        )
+        return read_fragment(fragment, self._compiled.read)
 
     def _is_clean(self, chunk: Chunk) -> bool:
         """Whether a run would take all rows of a chunk, and none breaks a bound."""

@@ -20,7 +20,7 @@ from feedline.errors import DataError
 from feedline.planning.source_plan import SourcePlan
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.reading.seen_rows import Mark
@@ -83,7 +83,7 @@ def _read_row_group(plan: SourcePlan, fragment: Fragment, names: Sequence[str], 
     others = [name for name in names if name not in plain]
     if direct is not None and not others and not marks:
         return _frame(direct).select(names)
-    chunks = read_fragment(fragment, others or names, None, schema, marks=marks)
+    chunks = read_fragment(fragment, ReadRequest(others or names, schema, marks=marks))
     frame = pl.concat([chunk.frame for chunk in chunks])
     return frame if direct is None else frame.with_columns(_frame(direct))
 

@@ -32,7 +32,7 @@ from feedline.planning.recording import unkeyed_recording
 from feedline.planning.schedule import Block
 from feedline.planning.source_plan import SourcePlan, left_out
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Records, RowIdentities, identify_task, save_records
@@ -175,8 +175,8 @@ class _RebasePlanner:
         assert order is not None
         groups = table.row_groups_of(file)[list(fragment.row_groups)]
         copy = replace(fragment_at(table, file, groups, np.array(fragment.expected)), excluded=fragment.excluded)
-        where, sample = self._new.where, self._new.sample
-        frames = [chunk.frame for chunk in read_fragment(copy, [order.column], where, table.schema, sample=sample)]
+        request = ReadRequest([order.column], table.schema, self._new.where, sample=self._new.sample)
+        frames = [chunk.frame for chunk in read_fragment(copy, request)]
         return order_values(order, pl.concat(frames).get_column(order.column)).slice(piece.skip, piece.rows)
 
     @cached_property

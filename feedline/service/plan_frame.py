@@ -73,7 +73,7 @@ def _all_blocks(plan: SourcePlan, epoch: int) -> list[BlockRequest]:
 def _empty(job: Job) -> pa.Table:
     """An empty table with the column types of blocks."""
     compiled = compile_job(job)
-    frame = pl.from_arrow(compiled.schema.empty_table())
+    frame = pl.from_arrow(compiled.read.schema.empty_table())
     assert isinstance(frame, pl.DataFrame)
     marks = [pl.Series(name, [], pl.Boolean()) for name in compiled.features.marks]
     rows = frame.select(compiled.features.columns).with_columns(marks)

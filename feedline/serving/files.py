@@ -26,8 +26,7 @@ from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.optimize.landing import refuse_overlap
 from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.fragment import fragment_of
-from feedline.warehouse.reading.read import batches
-from feedline.warehouse.reading.row_filter import RowFilter
+from feedline.warehouse.reading.read import ReadRequest, batches
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import is_uri, redact
@@ -142,10 +141,11 @@ def _table(source: str) -> Iterator[InputRows]:
     splits = plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, _WHOLE_FILES)
 
     def chunks(columns: tuple[str, ...]) -> Iterator[Chunk]:
+        request = ReadRequest(columns, snapshot.schema)
         for index in range(len(splits)):
             fragment = fragment_of(snapshot, splits, snapshot.rows_per_row_group, index)
             kept = [0] * len(fragment.row_groups)
-            for batch in batches(fragment, columns, RowFilter(), snapshot.schema, chunk_rows=CHUNK_ROWS, counts=kept):
+            for batch in batches(fragment, request, kept):
                 origin = f"file {fragment.uri}, row group {fragment.row_groups[batch.position]}"
                 yield origin, sum(kept), batch.data
                 kept[batch.position] += batch.data.num_rows

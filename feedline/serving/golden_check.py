@@ -44,7 +44,7 @@ from feedline.planning.read_columns import bound_sample, bound_where
 from feedline.planning.table_features import artifact_set_key, artifacts_dir, served_schema
 from feedline.serving.encoder import Serving
 from feedline.transforms.ops import bind
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.selection.first_rows import screened_splits
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -216,7 +216,7 @@ def first_rows_of_splits(
     tables = [target.empty_table()]
     for fragment in screened_splits(snapshot, where, sample, _spread):
         remaining = ROWS_OF_SPLIT
-        chunks = read_fragment(fragment, columns, where, schema, sample=sample, chunk_rows=_CHUNK_ROWS)
+        chunks = read_fragment(fragment, ReadRequest(columns, schema, where, sample=sample, chunk_rows=_CHUNK_ROWS))
         for _, chunk in zip(range(_CHUNKS), chunks, strict=False):
             table = chunk.frame.head(remaining).to_arrow()
             tables.append(pa.table([table[name].cast(target.field(name).type) for name in columns], schema=target))

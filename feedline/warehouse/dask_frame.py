@@ -19,7 +19,7 @@ import pyarrow as pa
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import source_columns
 from feedline.warehouse.reading.fragment import Fragment, field_of
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
 from feedline.warehouse.selection.select import SPLIT_ROWS, Selection, bind_once, plan_fragments
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -43,7 +43,7 @@ class FrameReader:
         names = list(self.columns if columns is None else columns)
         where, sample = bind_once(self.where, self.sample, self.schema)
         # a projection to no column at all (len) still needs the rows: read one column and drop it
-        table = read_arrow(fragment, names or self.columns[:1], where, self.schema, sample=sample)
+        table = read_arrow(fragment, ReadRequest(names or self.columns[:1], self.schema, where, sample=sample))
         return _pandas(table)[names]
 
 

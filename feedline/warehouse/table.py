@@ -20,7 +20,7 @@ from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
 from feedline.warehouse.optimize.recipe import Names, Settings, names_of
 from feedline.warehouse.optimize.usage import load_uses, popular_columns
 from feedline.warehouse.reading.fragment import Fragment, field_of
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection.select import SPLIT_ROWS, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -109,7 +109,7 @@ class Table:
         schema = pa.schema([field_of(whole, name) for name in names])
 
         def part(fragment: Fragment) -> pa.Table:
-            return read_arrow(fragment, names, bound, whole, sample=sampled)
+            return read_arrow(fragment, ReadRequest(names, whole, bound, sample=sampled))
 
         fragments = plan_fragments(snapshot, screen_rows(snapshot, bound, sample=sampled), SPLIT_ROWS)
         return pa.concat_tables([schema.empty_table(), *in_threads(part, fragments)])

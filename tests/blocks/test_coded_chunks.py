@@ -309,7 +309,7 @@ def test_no_more_of_long_lists_is_decoded_than_all_features_need(
     changes: dict[str, Any] = {"features": {"sparse": sparse, "extra": ["row"]}, "source": {"where": "few == 1"}}
     made = pipeline(tmp_path / "t", tmp_path, **changes)
     compiled = compile_job(made.plan().source.job)
-    assert compiled.coded == {"long": most}
+    assert compiled.read.coded == {"long": most}
     widths: set[int] = set()
     whole = BlockEncoder.add
 

@@ -17,7 +17,7 @@ from feedline.commands.check import run_check
 from feedline.config import load_spec
 from feedline.errors import FeedlineError
 from feedline.pipeline import Pipeline
-from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_arrow, read_fragment
 from feedline.warehouse.selection.select import SPLIT_ROWS, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -33,7 +33,7 @@ def compare(path: str) -> dict[str, Any]:
         columns = list(snapshot.file_columns)
         fragments = plan_fragments(snapshot, screen_rows(snapshot, None), SPLIT_ROWS)
         schema = pa.schema([snapshot.schema.field(name) for name in columns])
-        parts = [read_arrow(part, columns, None, snapshot.schema) for part in fragments]
+        parts = [read_arrow(part, ReadRequest(columns, snapshot.schema)) for part in fragments]
         read = pa.concat_tables([schema.empty_table(), *parts])
     except FeedlineError as error:
         refused = f"{type(error).__name__}: {error}"
@@ -102,7 +102,7 @@ def _frames(path: str) -> str | None:
     try:
         snapshot = take_snapshot(path)
         for part in plan_fragments(snapshot, screen_rows(snapshot, None), SPLIT_ROWS):
-            for _ in read_fragment(part, list(snapshot.file_columns), None, snapshot.schema):
+            for _ in read_fragment(part, ReadRequest(list(snapshot.file_columns), snapshot.schema)):
                 pass
     except FeedlineError as error:
         return f"{type(error).__name__}: {error}"

@@ -84,7 +84,7 @@ class ExpectedRows:
         if (source, group) not in self._row_groups:
             plan: SourcePlan = self.plan.sources[source]
             job = self._jobs[source]
-            frame = read_kept_rows(plan, group, job.columns, job.marks).frame
+            frame = read_kept_rows(plan, group, job.read.columns, job.read.marks).frame
             features, _ = job.features.apply_counting(frame)
             encoded = encode(features, job.layout.schema.expanded, None, job.filters)
             self._row_groups[source, group] = row_digests(encoded)

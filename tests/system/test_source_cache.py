@@ -31,7 +31,7 @@ from feedline.errors import CorruptFileError, TableChangedError
 from feedline.planning.plan import Plan
 from feedline.warehouse.cache.cache_folder import CacheRef, open_folder
 from feedline.warehouse.reading.fragment import Fragment
-from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_arrow, read_fragment
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import ranges
@@ -96,7 +96,7 @@ def frozen(uri: str, ref: CacheRef | None) -> tuple[Snapshot, list[Fragment]]:
 
 
 def rows(snapshot: Snapshot, fragments: list[Fragment], columns: list[str] | None = None) -> pa.Table:
-    parts = [read_arrow(each, columns or COLUMNS, None, snapshot.schema) for each in fragments]
+    parts = [read_arrow(each, ReadRequest(columns or COLUMNS, snapshot.schema)) for each in fragments]
     return pa.concat_tables(parts)
 
 
@@ -246,7 +246,7 @@ def test_a_changed_file_is_refused_although_all_its_bytes_are_kept(
     s3: Store, ref: CacheRef, server: int, changing: Path, change: str
 ) -> None:
     snapshot, [fragment] = frozen(s3.uri("changing/t"), ref)
-    chunks = read_fragment(fragment, ["a"], None, snapshot.schema)
+    chunks = read_fragment(fragment, ReadRequest(["a"], snapshot.schema))
     assert pl.concat([chunk.frame for chunk in chunks])["a"].to_list() == list(range(4000))
     other = changing / "other.parquet"
     write(other, 5)
@@ -256,10 +256,10 @@ def test_a_changed_file_is_refused_although_all_its_bytes_are_kept(
         content = other.read_bytes()
         put(server, "changing/t/f.parquet", content if change == "replaced" else content[:20_000])
     with pytest.raises(TableChangedError, match=r"f\.parquet (was replaced|changed|is gone)"):
-        read_arrow(fragment, ["a"], None, snapshot.schema)
+        read_arrow(fragment, ReadRequest(["a"], snapshot.schema))
     if change == "replaced":
         again, [fragment] = frozen(s3.uri("changing/t"), ref)
-        assert read_arrow(fragment, ["a"], None, again.schema)["a"].to_pylist() == list(range(5, 4005))
+        assert read_arrow(fragment, ReadRequest(["a"], again.schema))["a"].to_pylist() == list(range(5, 4005))
 
 
 # -- several processes ------------------------------------------------------------------------------------------------

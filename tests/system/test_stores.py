@@ -28,7 +28,7 @@ from feedline.planning.agreement import RunStart, choose_once
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.optimize.usage import load_uses, record_usage
 from feedline.warehouse.parquet import open_file
-from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_arrow, read_fragment
 from feedline.warehouse.selection.select import plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -249,7 +249,7 @@ def test_a_store_that_stays_down_is_told(s3: Store, monkeypatch: pytest.MonkeyPa
             StoreError,
             match=rf"clicks/ds=.*\.parquet.* could not be read: gave up after \d+ attempts in .* s\. .*{words}",
         ) as caught:
-            read_arrow(fragment, ["request_id"], None, snapshot.schema)
+            read_arrow(fragment, ReadRequest(["request_id"], snapshot.schema))
         assert time.monotonic() - started_s < 5
         assert not isinstance(caught.value, CorruptFileError)
         assert "endpoint_override" not in str(caught.value)
@@ -261,7 +261,7 @@ def test_finals_are_told_at_once(s3: Store) -> None:
     [fragment, *_] = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
 
     def read() -> None:
-        read_arrow(fragment, ["request_id"], None, snapshot.schema)
+        read_arrow(fragment, ReadRequest(["request_id"], snapshot.schema))
 
     for spot, kind, error, words in (
         (DATA, "denied", TableError, "may not be read: the store denies it .*ACCESS_DENIED"),
@@ -339,20 +339,20 @@ def test_a_file_replaced_between_two_row_groups(changing: tuple[Store, Path], se
         pa.table({"a": np.arange(4000) + 5}), other, row_group_size=2000, compression="none", use_dictionary=False
     )
     assert other.stat().st_size == (folder / "f.parquet").stat().st_size
-    chunks = read_fragment(fragment, ["a"], None, snapshot.schema)
+    chunks = read_fragment(fragment, ReadRequest(["a"], snapshot.schema))
     assert next(chunks).frame["a"].to_list() == list(range(2000))
     put(server, "changing/t/f.parquet", other.read_bytes())
     with pytest.raises(TableChangedError, match=r"f\.parquet (was replaced while it was read|changed after)"):
         next(chunks)  # before any of its rows
     with pytest.raises(TableChangedError, match=r"f\.parquet (was replaced|changed) after the snapshot was taken"):
-        read_arrow(fragment, ["a"], None, snapshot.schema)
+        read_arrow(fragment, ReadRequest(["a"], snapshot.schema))
 
 
 def test_a_file_replaced_by_a_shorter_one_is_never_read_as_rubbish(changing: tuple[Store, Path], server: int) -> None:
     s3, folder = changing
     snapshot = Table(s3.uri("changing/t")).snapshot()
     [fragment] = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
-    chunks = read_fragment(fragment, ["a"], None, snapshot.schema)
+    chunks = read_fragment(fragment, ReadRequest(["a"], snapshot.schema))
     next(chunks)
     put(server, "changing/t/f.parquet", (folder / "f.parquet").read_bytes()[:20_000])
     with pytest.raises(TableChangedError, match=r"f\.parquet changed after the snapshot was taken: got 20000 bytes"):
@@ -376,7 +376,7 @@ def test_a_file_replaced_within_the_second_of_its_time_is_another(changing: tupl
     assert after.files["etag"] != before.files["etag"]
     assert after.files["footer_digest"] == before.files["footer_digest"]
     assert not known_files(after.files, before.files).same.any()
-    for read in (fragment.check, lambda: read_arrow(fragment, ["a"], None, before.schema)):
+    for read in (fragment.check, lambda: read_arrow(fragment, ReadRequest(["a"], before.schema))):
         with pytest.raises(TableChangedError, match=r"f\.parquet changed after the snapshot was taken: got .*, tag "):
             read()
     put(server, "changing/t/f.parquet", content)  # restored, at another time
@@ -413,7 +413,7 @@ def test_requests_of_a_snapshot_and_a_split(counted_s3: Store) -> None:
     fragments = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
     first = fragments[0]
     for again in (0, 1):
-        read_arrow(first, ["request_id", "hist_0"], None, snapshot.schema)
+        read_arrow(first, ReadRequest(["request_id", "hist_0"], snapshot.schema))
         # a HEAD and, once, the footer for the file; one range and a HEAD after it for each row group
         assert s3.counts() == {"HEAD": 1 + len(first.row_groups), "range": len(first.row_groups) + 1 - again}
         s3.forget()
@@ -452,9 +452,10 @@ def test_requests_of_a_projection(counted_s3: Store, wide: pa.Table) -> None:
         scattered = [name for name in snapshot.schema.names if name not in popular][::100][:swapped]
         names = popular[swapped:] + scattered
         [fragment] = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
-        read_arrow(fragment, names, None, snapshot.schema)  # checks the footer
+        read_arrow(fragment, ReadRequest(names, snapshot.schema))  # checks the footer
         s3.forget()
-        assert read_arrow(fragment, names, None, snapshot.schema).select(popular[4:]).equals(wide.select(popular[4:]))
+        read = read_arrow(fragment, ReadRequest(names, snapshot.schema))
+        assert read.select(popular[4:]).equals(wide.select(popular[4:]))
         data = [request for request in s3.requests if request.range]
         assert len(data) <= most
         assert sum(request.bytes for request in data) <= bytes_part * wide.nbytes

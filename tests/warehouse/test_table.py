@@ -19,7 +19,7 @@ from warehouse_samples import sample, write
 
 from feedline import Table
 from feedline.errors import CorruptFileError, ExpressionError, TableChangedError, TableError, TableNotFoundError
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import Location
@@ -125,7 +125,7 @@ def test_tables_and_snapshots_on_an_object_store(bucket: Path) -> None:
     (bucket / "b" / "t" / "k=c" / "f.parquet").unlink()
     fragment = plan_fragments(snapshot, screen_rows(snapshot, None), 100)[1]
     with pytest.raises(TableChangedError, match=r"^s3://b/t/k=c/f.parquet is gone"):
-        list(read_fragment(fragment, ["x"], None, snapshot.schema))
+        list(read_fragment(fragment, ReadRequest(["x"], snapshot.schema)))
 
 
 def test_dask_and_read_agree(root: str) -> None:

@@ -73,7 +73,7 @@ class EntryNames:
         self._codes: dict[tuple[str, str], FunctionCode] = {}  # of users' functions
         self.order = None if job.ordering is None else _order_digest(job.ordering, compiled)
         by = self.order if job.by is not None else None  # it ends runs
-        marks = {mark.name: _types(mark, compiled) for mark in compiled.marks}
+        marks = {mark.name: _types(mark, compiled) for mark in compiled.read.marks}
         of_groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
         runs = {name: _digest(["runs", RUN_ROWS, by, _compared(part, marks)]) for name, part in of_groups}
         groups = set()
@@ -91,7 +91,7 @@ class EntryNames:
             groups.add(feature.dedup)
             self._codes |= codes
         self.runs = {name: digest for name, digest in runs.items() if name in groups}
-        types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
+        types = _types(compiled.read.where, compiled) | _types(compiled.read.sample, compiled)
         facts = {
             "format": CACHE_FORMAT,
             "segment_rows": SEGMENT_ROWS,
@@ -134,7 +134,7 @@ class EntryNames:
 def _order_digest(order: RowOrder, compiled: CompiledJob) -> str:
     """What is kept of a column that orders rows: its values, or the lengths of its lists."""
     what = {"runs": "by", "draws": "weights"}.get(order.kind, "lengths")
-    return _digest([what, order.column, str(compiled.schema.field(order.column).type)])
+    return _digest([what, order.column, str(compiled.read.schema.field(order.column).type)])
 
 
 def _compared(part: CompiledPart, marks: Mapping[str, dict[str, str]]) -> list[tuple[str, Any]]:
@@ -146,7 +146,7 @@ def _compared(part: CompiledPart, marks: Mapping[str, dict[str, str]]) -> list[t
 def _types(bound: BoundExpression | BoundSample | Mark | None, compiled: CompiledJob) -> dict[str, str]:
     """The types of the columns that a filter, a sample or a mark reads."""
     names = () if bound is None else sorted(bound.columns)
-    return {name: str(compiled.schema.field(name).type) for name in names if name in compiled.schema.names}
+    return {name: str(compiled.read.schema.field(name).type) for name in names if name in compiled.read.schema.names}
 
 
 def _digest(content: Any) -> str:

@@ -26,7 +26,7 @@ from feedline.planning.plan import bucket_facts
 from feedline.planning.schedule import Piece
 from feedline.planning.source_plan import SourcePlan
 from feedline.planning.step_rows import StepRows
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.selection.row_measures import list_lengths
 
 Int64s = NDArray[np.int64]
@@ -144,7 +144,7 @@ def _group_lengths(plan: SourcePlan, column: str, group: int) -> Int64s:
     """The lengths of a row group's kept rows."""
     snapshot = plan.snapshot
     fragment = plan.selection.fragment(snapshot, np.array([group]))
-    chunks = read_fragment(fragment, [column], plan.where, snapshot.schema, sample=plan.sample)
+    chunks = read_fragment(fragment, ReadRequest([column], snapshot.schema, plan.where, sample=plan.sample))
     return np.concatenate([list_lengths(chunk.frame.get_column(column)) for chunk in chunks])
 
 

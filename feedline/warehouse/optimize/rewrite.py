@@ -26,7 +26,7 @@ from feedline.warehouse.optimize.repeated_columns import DedupGroups
 from feedline.warehouse.optimize.survey import Key, flatten, fragment_of_group, null_paths, required_paths
 from feedline.warehouse.parquet.writer import PART_SUFFIX, Encoding, Limits, TableWriter, WrittenFile, upload
 from feedline.warehouse.reading.fragment import Fragment
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.retry import with_retries
@@ -138,7 +138,7 @@ def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Ta
     for fragment in fragments:
         for row_group in fragment.row_groups:
             one = fragment_of_group(fragment, row_group)
-            table = read_arrow(one, recipe.source.names, None, recipe.source, chunk_rows=_READ_ROWS)
+            table = read_arrow(one, ReadRequest(recipe.source.names, recipe.source, chunk_rows=_READ_ROWS))
             yield conform_to_target(flatten_maps(table, recipe), recipe.target, fragment.uri)
 
 

@@ -22,7 +22,7 @@ from feedline.progress import track
 from feedline.warehouse.parquet.footer import column_leaves
 from feedline.warehouse.parquet.schemas import is_list, is_text, nested_like
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, gather
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
@@ -206,7 +206,7 @@ def survey_files(task: SurveyTask) -> Survey:
         for row_group in fragment.row_groups:
             one = fragment_of_group(fragment, row_group)
             for name in dict.fromkeys([*unproven, *task.maps]):
-                column = contiguous(read_arrow(one, [name], None, task.schema)[name])
+                column = contiguous(read_arrow(one, ReadRequest([name], task.schema))[name])
                 if name in unproven:
                     nulls |= set(null_paths(name, column))
                 if name in keys:

@@ -70,6 +70,28 @@ class FileVersion:
         refuse_changed(self.uri, self.stamp, now, "after the snapshot was taken", remedy)
 
 
+class Restartable(Iterator[T]):
+    """The items of an iteration that may fail: after an exception the next one begins again, behind those taken."""
+
+    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
+        self._begin = begin
+        self._items: Iterator[T] | None = None
+        self._taken = 0
+
+    def __next__(self) -> T:
+        if self._items is None:
+            self._items = islice(self._begin(), self._taken, None)
+        try:
+            item = next(self._items)
+        except StopIteration:
+            raise
+        except Exception:
+            self._items = None
+            raise
+        self._taken += 1
+        return item
+
+
 class OpenFile:
     """An open Parquet file that was verified to be the snapshot's.
 
@@ -148,24 +170,8 @@ class _LocalFile(OpenFile):
                     os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(descriptor)
-        batches: Iterator[DecodedRows] | None = None
-        taken = 0
-
-        def take() -> DecodedRows | None:
-            nonlocal batches
-            if batches is None:
-                batches = islice(OpenFile.batches(self, request), taken, None)
-            try:
-                return next(batches, None)
-            except OSError:
-                batches = None  # begin again, and skip what was taken
-                raise
-
-        while (batch := self._read_again(take)) is not None:
-            taken += 1
-            held = [batch]
-            del batch
-            yield held.pop()  # keeps no reference while the next one is decoded
+        decoded = Restartable(lambda: OpenFile.batches(self, request))
+        yield from iter(lambda: self._read_again(lambda: next(decoded, None)), None)
 
     def close(self) -> None:
         self.parquet.close(force=True)

@@ -10,8 +10,7 @@ checksum, a string that is not UTF-8, and a filter that keeps another number of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import TypeAlias
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from feedline.expressions import BoundExpression
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest
-from feedline.warehouse.parquet.open_file import OpenFile
+from feedline.warehouse.parquet.open_file import OpenFile, Restartable
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, is_coded, is_same, part_bytes, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
@@ -68,127 +67,125 @@ def resolve_columns(
 # --------------------------------------------------------------------------------------------------------------------
 
 _MARGIN = 1.06  # of rows that are decoded beyond those of which enough stay on average
-_Decoded: TypeAlias = tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]  # rows, columns, groups
 _FOREIGN = {pa.lib.Type_DECIMAL256, pa.lib.Type_INTERVAL_MONTH_DAY_NANO}  # types that frames cannot hold
 
 
-def read_fragment(
-    fragment: Fragment,
-    columns: Sequence[str],
-    where: BoundExpression | None,
-    schema: pa.Schema,
-    *,
-    sample: BoundSample | None = None,
-    marks: Sequence[Mark] = (),
-    chunk_rows: int = CHUNK_ROWS,
-    first_rows: int = 0,
-    compact: Collection[str] = (),
-    coded: Mapping[str, int] = NOT_CODED,
-    expanded: Collection[str] = (),
-) -> Iterator[Chunk]:
-    """Yield the kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What is read of each fragment of a table: `columns`, in the types of `schema`, of the rows that `where` and
+    `sample` keep.
 
     With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
-    Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
-    files that store them once per run of equal rows. `coded`: columns that may come as codes (`Chunk.dictionaries`),
-    each with how many elements of its lists are needed (0: all). `expanded`: those of which values are needed, too.
-    `chunk_rows`: the most; of wide rows CHUNK_ROWS. `first_rows`: kept ones of the first chunk, about (0: all alike).
+    Boolean columns appended to those of frames. `compact`: columns, but not all, that come as unique rows
+    (`Chunk.groups`) from files that store them once per run of equal rows. `coded`: columns that may come as codes
+    (`Chunk.dictionaries`), each with how many elements of its lists are needed (0: all). `expanded`: those of which
+    values are needed, too. What filter, sample and marks read comes as rows, and as values where these are not worth
+    expanding. `chunk_rows`: the most; of wide rows CHUNK_ROWS. `first_rows`: kept ones of the first chunk, about (0:
+    all alike).
+    """
+
+    columns: Sequence[str]
+    schema: pa.Schema
+    where: BoundExpression | None = None
+    _: KW_ONLY
+    sample: BoundSample | None = None
+    marks: Sequence[Mark] = ()
+    compact: Collection[str] = ()
+    coded: Mapping[str, int] = field(default_factory=lambda: NOT_CODED)
+    expanded: Collection[str] = ()
+    chunk_rows: int = CHUNK_ROWS
+    first_rows: int = 0
+
+    def only(self, *columns: str) -> ReadRequest:
+        """The same rows: these columns, of every row and as values."""
+        return ReadRequest(columns, self.schema, self.where, sample=self.sample)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The columns and column parts to read, besides those of filter and sample."""
+        marked = (part for mark in self.marks for part in sorted(mark.parts))
+        return tuple(dict.fromkeys([*self.columns, *marked])) if self.marks else tuple(self.columns)
+
+    def row_filter(self) -> RowFilter:
+        """The conditions on rows, for one pass over a fragment."""
+        weigh = self.sample is not None and SAMPLE_WEIGHT in self.columns
+        return RowFilter(where=self.where, sample=self.sample, weigh=weigh)
+
+
+# What follows passes chunks on without a local variable: one that held a chunk while the next is decoded would double
+# the memory.
+
+
+def read_fragment(fragment: Fragment, request: ReadRequest) -> Iterator[Chunk]:
+    """Yield the kept rows of a fragment, chunk by chunk, as Polars frames.
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
     """
-    refuse_foreign(schema, columns)
-    assert not compact or not set(columns).issubset(compact), "a frame without columns has no rows"
+    _refuse_no_columns(request)
+    refuse_foreign(request.schema, request.columns)
+    assert not request.compact or not set(request.columns).issubset(request.compact), "a frame has at least one column"
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
-    marked = frozenset[str]().union(*(mark.parts for mark in marks))
-    kept = _Dictionaries()
-    for batch in batches(
-        fragment,
-        list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))])),
-        _row_filter(where, sample, columns),
-        schema,
-        chunk_rows=chunk_rows,
-        first_rows=first_rows,
-        counts=counts,
-        number_rows=any(mark.row_filter.sample is not None for mark in marks),
-        compact=frozenset(compact).difference(marked),
-        coded={name: most for name, most in coded.items() if name not in marked},
-        expanded=expanded,
-    ):
-        (frame, groups, dictionaries), position = _kept_rows(batch, columns, marks, fragment, kept), batch.position
-        del batch
+    dictionaries = _Dictionaries()
+
+    def kept_chunk(batch: FrameBatch) -> Chunk | None:
+        position = batch.position
+        frame, groups, values = _kept_rows(batch, request, fragment, dictionaries)
         first, counts[position] = counts[position], counts[position] + frame.height
         if fragment.excluded and fragment.excluded[position] is not None:
             stays = ~unpack_mask(fragment.excluded[position], counts[position])[first:]
             frame, groups = frame.filter(pl.Series(stays)), tuple(filter_group(group, stays) for group in groups)
-        if frame.height:
-            start, delivered[position] = delivered[position], delivered[position] + frame.height
-            chunk = Chunk(
-                frame=frame, fragment=fragment, position=position, start=start, groups=groups, dictionaries=dictionaries
-            )
-            held = [chunk]
-            del frame, groups, dictionaries, chunk
-            yield held.pop()  # keeps no reference to the chunk
+        if not frame.height:
+            return None
+        start, delivered[position] = delivered[position], delivered[position] + frame.height
+        return Chunk(frame=frame, fragment=fragment, position=position, start=start, groups=groups, dictionaries=values)
+
+    yield from filter(None, map(kept_chunk, batches(fragment, request, counts)))
 
 
-def read_arrow(
-    fragment: Fragment,
-    columns: Sequence[str],
-    where: BoundExpression | None,
-    schema: pa.Schema,
-    *,
-    sample: BoundSample | None = None,
-    chunk_rows: int = CHUNK_ROWS,
-) -> pa.Table:
-    """Read the kept rows of a fragment as an Arrow table of `columns`, of any Arrow type; raises as `read_fragment`."""
+def read_arrow(fragment: Fragment, request: ReadRequest) -> pa.Table:
+    """Read the kept rows of a fragment as an Arrow table, of any Arrow types; raises as `read_fragment`. Of a request
+    without marks, and without columns that come as unique rows or as codes."""
+    _refuse_no_columns(request)
     counts = [0] * len(fragment.row_groups)
-    kept = []
-    for batch in batches(
-        fragment, columns, _row_filter(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
-    ):
+    parts = []
+    for batch in batches(fragment, request, counts):
         data = batch.data
         if not batch.row_filter.idle:
             result = batch.row_filter.apply(data, fragment.path, batch.first_row)
-            data = data.select(list(columns))
+            data = data.select(list(request.columns))
             if batch.row_filter.weigh:
                 index = data.schema.get_field_index(SAMPLE_WEIGHT)
                 data = data.set_column(index, data.schema.field(index), pa.array(result.weights))
             if result.stays is not None:
                 data = data.filter(pa.array(result.stays))
         counts[batch.position] += data.num_rows
-        kept.append(data)
-    return pa.Table.from_batches(kept, pa.schema([field_of(schema, name) for name in columns]))
+        parts.append(data)
+    return pa.Table.from_batches(parts, pa.schema([field_of(request.schema, name) for name in request.columns]))
 
 
 def decode_fragment(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> None:
     """Decode and check every value of these columns, keeping none; raises as `read_arrow`."""
-    for _ in batches(fragment, columns, RowFilter(), schema, counts=[0] * len(fragment.row_groups)):
+    for _ in batches(fragment, ReadRequest(columns, schema), [0] * len(fragment.row_groups)):
         pass
 
 
 def batches(
     fragment: Fragment,
-    columns: Sequence[str],
-    row_filter: RowFilter,
-    schema: pa.Schema,
-    *,
-    chunk_rows: int = CHUNK_ROWS,
-    first_rows: int = 0,
+    request: ReadRequest,
     counts: Sequence[int],
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
-    number_rows: bool = False,
-    compact: Collection[str] = (),
-    coded: Mapping[str, int] = NOT_CODED,
-    expanded: Collection[str] = (),
 ) -> Iterator[FrameBatch]:
-    """Decode the fragment's row groups: `columns`, and the columns that filter and sample read. compact: those
-    delivered as unique rows where they are stored so, unless filter or sample read them; coded: as codes and a
-    dictionary, unless filter, sample or the caller (expanded) need values that are not worth expanding, each with how
-    many elements of a list are needed (0: all). A column that only these read may come as codes in any case.
+    """Decode the fragment's row groups: the request's columns, and those that filter, sample and marks read.
 
     The caller adds the rows it keeps to `counts`, which is checked after each row group. `skip` is called once and
-    returns the positions of row groups not to read. `number_rows`: set `first_row` even without a sample.
+    returns the positions of row groups not to read.
     """
+    schema, row_filter = request.schema, request.row_filter()
+    marked = frozenset[str]().union(*(mark.parts for mark in request.marks))
+    columns = request.parts
+    compact = frozenset(request.compact).difference(marked)
+    coded = {name: most for name, most in request.coded.items() if name not in marked}
     refuse_foreign(schema, row_filter.parts)
     with fragment.open() as file:
         names = (*columns, *row_filter.parts)
@@ -196,8 +193,8 @@ def batches(
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
-        number_rows = number_rows or row_filter.sample is not None
-        starts = file.row_starts() if number_rows else None  # a footer may name thousands of row groups
+        is_numbered = row_filter.sample is not None or any(mark.samples for mark in request.marks)
+        starts = file.row_starts() if is_numbered else None  # a footer may name thousands of row groups
         needed: dict[tuple[tuple[str, ...], frozenset[str]], StoredColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
@@ -205,21 +202,23 @@ def batches(
             rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
             here = row_filter.for_row_group(proofs=fragment.proofs_of(position), whole=expected == rows)
             names = (*columns, *sorted(here.parts.difference(columns)))
-            need = names, frozenset(compact) - here.parts
+            need = names, compact - here.parts
             if need not in needed:
                 needed[need] = _columns_of(file, fragment, schema, *need)
-            first_row = 0 if starts is None else starts[row_group]
             filtered = here.coded(rows)
-            values = (here.parts - filtered).union(expanded).intersection(coded)
+            values = (here.parts - filtered).union(request.expanded).intersection(coded)
             values -= worth_expanding(schema, values, rows)
             names_of_codes = filtered.difference(columns).union(coded.keys() - values)
-            codes = {name: 0 if name in here.parts else coded.get(name, 0) for name in names_of_codes}
-            sizes = chunk_rows, 0 if position else _first_rows(first_rows, rows, expected)
-            for rows_here, data, groups in _decode_twice(file, needed[need], fragment, row_group, sizes, codes):
-                held = [FrameBatch(position, data, first_row, here, groups)]
-                first_row += rows_here
-                del data, groups
-                yield held.pop()
+            pieces = _RowGroup(
+                fragment=fragment,
+                position=position,
+                row_filter=here,
+                first_row=0 if starts is None else starts[row_group],
+                chunk_rows=request.chunk_rows,
+                first_rows=0 if position else _first_rows(request.first_rows, rows, expected),
+                coded={name: 0 if name in here.parts else coded.get(name, 0) for name in names_of_codes},
+            )
+            yield from _decode_twice(file, needed[need], pieces)
             if expected not in (UNCOUNTED, counts[position]):
                 raise DataError(
                     f"filter keeps a different number of rows of {label(fragment.uri, row_group)} than was counted: "
@@ -229,6 +228,7 @@ def batches(
 
 def _first_rows(kept: int, rows: int, expected: int) -> int:
     """How many rows to decode so that about `kept` stay, or a few more, of a row group of which `expected` stay."""
+    # 100 of 1,000 rows, of which 200 stay -> 100 * 1,000 / 200 * _MARGIN = 530
     share = rows / expected if expected > 0 else 1
     return int(kept * share) if share == 1 else int(kept * share * _MARGIN)
 
@@ -244,10 +244,9 @@ def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, colum
     return int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
 
 
-def _row_filter(where: BoundExpression | None, sample: BoundSample | None, columns: Sequence[str]) -> RowFilter:
-    if not columns:
+def _refuse_no_columns(request: ReadRequest) -> None:
+    if not request.columns:
         raise DataError("list of columns is empty: expected at least one column to read")
-    return RowFilter(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
 
 
 def _columns_of(
@@ -275,73 +274,76 @@ def stored_columns(fragment: Fragment) -> frozenset[str]:
         return frozenset(name for group in groups for name in group.columns)
 
 
-def _decode_twice(
-    file: OpenFile,
-    columns: StoredColumns,
-    fragment: Fragment,
-    row_group: int,
-    sizes: tuple[int, int],
-    coded: Mapping[str, int],
-) -> Iterator[_Decoded]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowGroup:
+    """One row group of a fragment to decode. first_row: its index in the file (0: not asked for). chunk_rows: of a
+    chunk. first_rows: of the first one, from which they grow (0: all alike)."""
+
+    fragment: Fragment
+    position: int
+    row_filter: RowFilter
+    first_row: int
+    chunk_rows: int
+    first_rows: int
+    coded: Mapping[str, int]
+
+    @property
+    def index(self) -> int:
+        return self.fragment.row_groups[self.position]
+
+
+def _decode_twice(file: OpenFile, columns: StoredColumns, group: _RowGroup) -> Iterator[FrameBatch]:
     """As `_decode`; kept bytes of a store that do not decode are dropped and fetched again, as transfers may damage."""
-    taken, ended = 0, False
-    while not ended:
+    decoded = Restartable(lambda: _decode(file, columns, group))
+    while True:
         try:
-            for each in islice(_decode(file, columns, fragment, row_group, sizes, coded), taken, None):
-                taken += 1
-                held = [each]
-                del each
-                yield held.pop()
-            ended = True
+            yield from decoded
         except TableError as error:  # of damaged headers, pyarrow says that it cannot read them
-            if isinstance(error, TableChangedError | StoreError) or not file.drop_kept(row_group):
+            if isinstance(error, TableChangedError | StoreError) or not file.drop_kept(group.index):
                 raise
+        else:
+            return
 
 
-def _decode(
-    file: OpenFile,
-    columns: StoredColumns,
-    fragment: Fragment,
-    row_group: int,
-    sizes: tuple[int, int],
-    coded: Mapping[str, int],
-) -> Iterator[_Decoded]:
-    """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows. sizes:
-    rows of a chunk, and of the first one, from which they grow (0: all alike)."""
-    group = file.metadata.row_group(row_group)
+def _decode(file: OpenFile, columns: StoredColumns, group: _RowGroup) -> Iterator[FrameBatch]:
+    """Yield one row group in chunks: exactly the fields of `columns`, of every row and of unique rows."""
+    uri, index, partition = group.fragment.uri, group.index, dict(group.fragment.partition)
+    metadata = file.metadata.row_group(index)
     flags, reader = columns.flag_leaves(file), None
     starts: dict[int, npt.NDArray[np.bool_]] = {}
-    batches = file.batches(
+    decoded = file.batches(
         DecodeRequest(
-            row_group=row_group,
+            row_group=index,
             leaves=columns.leaves,
-            chunk_rows=columns.chunk_rows(group, row_group, sizes[0]),
+            chunk_rows=columns.chunk_rows(metadata, index, group.chunk_rows),
             whole=flags,
-            coded=columns.coded_leaves(coded),
+            coded=columns.coded_leaves(group.coded),
             starts=starts,
-            first_rows=sizes[1],
+            first_rows=group.first_rows,
         )
     )
     if flags:
-        with explain_errors(fragment.uri, row_group=row_group, listed=True):
-            decoded_flags = next(batches).batch
-        reader = columns.reader(decoded_flags, row_group, fragment.uri)
+        with explain_errors(uri, row_group=index, listed=True):
+            decoded_flags = next(decoded).batch
+        reader = columns.reader(decoded_flags, index, uri)
         starts |= columns.starts(file, reader)
-    rows, partition = group.num_rows, dict(fragment.partition)
-    missing = rows
-    while True:
-        with explain_errors(fragment.uri, row_group=row_group, listed=True):
-            batch = next(batches, None)
-        if batch is None:
-            break
-        missing -= batch.rows
-        held = [(batch.rows, *columns.rows(batch, reader, fragment.uri, row_group, partition, coded))]
-        del batch
-        yield held.pop()  # keeps no reference: a chunk held while the next one is decoded would double the memory
-    if missing:
+    row = 0
+
+    def take() -> FrameBatch | None:
+        nonlocal row
+        with explain_errors(uri, row_group=index, listed=True):
+            rows = next(decoded, None)
+        if rows is None:
+            return None
+        first_row, row = group.first_row + row, row + rows.rows
+        data, groups = columns.rows(rows, reader, uri, index, partition, group.coded)
+        return FrameBatch(group.position, data, first_row, group.row_filter, groups)
+
+    yield from iter(take, None)
+    if row != metadata.num_rows:
         raise CorruptFileError(
-            f"{label(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - missing}, "
-            f"expected {rows}. Restore or rewrite the file"
+            f"{label(uri, index)} does not hold the rows of its footer: got {row}, expected {metadata.num_rows}. "
+            "Restore or rewrite the file"
         )
 
 
@@ -394,11 +396,12 @@ def _coded_groups(
 
 
 def _kept_rows(
-    batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment, kept: _Dictionaries
+    batch: FrameBatch, request: ReadRequest, fragment: Fragment, kept: _Dictionaries
 ) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
-    """Return the kept rows of a batch, with exactly `columns` and `marks`; columns stored once per run as groups, and
-    the dictionaries of coded ones.
+    """Return the kept rows of a batch, with exactly the columns and marks of a request; columns stored once per run as
+    groups, and the dictionaries of coded ones.
     """
+    columns, marks = request.columns, request.marks
     groups, codes_of_groups = _coded_groups(batch.groups, kept)
     if groups:
         compact = {name for group in groups for name in group.rows.columns}

@@ -13,26 +13,18 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.errors import DataError, FeedlineError
-from feedline.expressions import BoundExpression
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.reading.fragment import Chunk, Fragment, unpack_mask
-from feedline.warehouse.reading.read import batches
+from feedline.warehouse.reading.read import ReadRequest, batches
 from feedline.warehouse.reading.row_filter import RowFilter
-from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Bools, BoundSample
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Bools
 
 
-def with_row_position(
-    error: DataError,
-    chunks: Sequence[Chunk],
-    where: BoundExpression | None,
-    schema: pa.Schema,
-    *,
-    sample: BoundSample | None = None,
-) -> DataError:
+def with_row_position(error: DataError, chunks: Sequence[Chunk], request: ReadRequest) -> DataError:
     """Return the error with the position of row `error.row` (of the concatenated chunks) appended to its message.
 
-    `where`, `schema` and `sample`: as the chunks were read. Rows count from 0. The row is omitted if the file cannot be
-    read again; an error without a row gets the position of the first chunk.
+    `request`: by which the chunks were read. Rows count from 0. The row is omitted if the file cannot be read again; an
+    error without a row gets the position of the first chunk.
     """
     row = error.row
     if row is None:
@@ -40,7 +32,7 @@ def with_row_position(
     for chunk in chunks:
         if row < chunk.frame.height:
             try:
-                position = f", row {row_in_file(chunk, row, where, schema, sample=sample)}"
+                position = f", row {row_in_file(chunk, row, request)}"
             except FeedlineError:
                 position = ""
             return DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group}{position})")
@@ -48,22 +40,14 @@ def with_row_position(
     raise AssertionError(f"the error names row {error.row}, but the chunks have fewer rows")
 
 
-def row_in_file(
-    chunk: Chunk, row: int, where: BoundExpression | None, schema: pa.Schema, *, sample: BoundSample | None = None
-) -> int:
+def row_in_file(chunk: Chunk, row: int, request: ReadRequest) -> int:
     """Return the index in its file of a row of a chunk. Raises what reading raises."""
     fragment, position = chunk.fragment, chunk.position
     bits = fragment.excluded[position] if fragment.excluded else None
-    alone = replace(
-        fragment,
-        row_groups=(chunk.row_group,),
-        expected=(fragment.expected[position],),
-        proofs=(fragment.proofs_of(position),),
-        excluded=(),
-    )
-    column = next((name for name in chunk.frame.columns if name != SAMPLE_WEIGHT), schema.names[0])
+    alone = replace(fragment.alone(position), excluded=())
+    column = next((name for name in chunk.frame.columns if name != SAMPLE_WEIGHT), request.schema.names[0])
     counts, read, kept_rows = [0], 0, []
-    for batch in batches(alone, (column,), RowFilter(where=where, sample=sample), schema, counts=counts):
+    for batch in batches(alone, request.only(column), counts):
         stays = (
             None if batch.row_filter.idle else batch.row_filter.apply(batch.data, fragment.path, batch.first_row).stays
         )
@@ -82,12 +66,11 @@ def row_in_file(
 # wherever rows are read. Only the columns of filter and sample are read, and none where they need none.
 
 
-def kept_mask(
-    fragment: Fragment, where: BoundExpression | None, schema: pa.Schema, *, sample: BoundSample | None = None
-) -> Bools:
+def kept_mask(fragment: Fragment, request: ReadRequest) -> Bools:
     """bool [stored rows]: which rows of a fragment's only row group `read_fragment` yields. Raises what it raises."""
     [row_group] = fragment.row_groups
-    row_filter = RowFilter(where=where, sample=sample)
+    request = request.only()
+    row_filter = request.row_filter()
     parts, counts = list[Bools](), [0]
 
     def skip(file: OpenFile) -> Collection[int]:
@@ -100,7 +83,7 @@ def kept_mask(
         parts.append(_stays(conditions, no_columns, fragment.path, first))
         return (0,)
 
-    for batch in batches(fragment, (), row_filter, schema, counts=counts, skip=skip):
+    for batch in batches(fragment, request, counts, skip):
         parts.append(_stays(batch.row_filter, batch.data, fragment.path, batch.first_row))
         counts[0] += int(np.count_nonzero(parts[-1]))
     mask = np.concatenate(parts) if parts else np.zeros(0, np.bool_)

@@ -60,6 +60,11 @@ class Mark:
         own = frozenset[str]().union(*(one.columns for one in (where, sample) if one is not None))
         return own.union(*(other.columns for other in self.others))
 
+    @property
+    def samples(self) -> bool:
+        """Whether it depends on where rows stand in their files."""
+        return any(mark.row_filter.sample is not None for mark in (self, *self.others))
+
     def of(self, data: pa.RecordBatch, table: str, path: str, first_row: int) -> pl.Series:
         """Boolean [rows]: `data` holds rows of the file at `path` below `table`, from the row `first_row` of it on."""
         marks = self._own(data, table, path, first_row)

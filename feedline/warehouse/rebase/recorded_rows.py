@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 from feedline.errors import TableError
 from feedline.hashing import Words
 from feedline.warehouse.reading.fragment import Chunk, Fragment, count_excluded, unpack_mask
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.row_identity import Identity
 from feedline.warehouse.selection.select import bind_once
@@ -243,7 +243,7 @@ def identify_task(task: IdentifyTask) -> tuple[Words, Words | None]:
     """Read a fragment and return the identities of its kept rows and, with `shuffle.by`, the hashes of its values."""
     where, sample = bind_once(task.where, task.sample, task.schema)
     rows, runs = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
-    for chunk in read_fragment(task.fragment, task.identity.names, where, task.schema, sample=sample):
+    for chunk in read_fragment(task.fragment, ReadRequest(task.identity.names, task.schema, where, sample=sample)):
         rows.append(task.identity.rows(chunk.frame))
         if task.identity.by is not None:
             runs.append(task.identity.runs(chunk.frame))

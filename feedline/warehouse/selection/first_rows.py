@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from feedline.expressions import BoundExpression
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, fragment_of
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.selection.exclusion import Exclusion
@@ -61,11 +61,11 @@ def first_rows(
     `exclusion`: bad rows to leave out."""
     first: list[Chunk] = []
     missing = count
+    request = ReadRequest(columns, schema, where, sample=sample, marks=marks, chunk_rows=_CHUNK_ROWS)
     for fragment in screened_splits(snapshot, where, sample, exclusion=exclusion):
         if not fragment.row_groups:
             continue
-        chunks = read_fragment(fragment, columns, where, schema, sample=sample, marks=marks, chunk_rows=_CHUNK_ROWS)
-        for chunk in chunks:
+        for chunk in read_fragment(fragment, request):
             rows = min(missing, chunk.frame.height)
             if rows:
                 first.append(chunk.part(0, rows))

@@ -24,7 +24,7 @@ from feedline.errors import DataError
 from feedline.expressions import BoundExpression
 from feedline.progress import report_progress
 from feedline.warehouse.reading.fragment import Fragment, field_of, gather
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import BoundSample, Sample
 from feedline.warehouse.selection.select import Selection, bind_once
 from feedline.warehouse.selection.waves import FIRST_TASKS, next_tasks
@@ -114,7 +114,7 @@ def measure_task(task: MeasureTask) -> Int64s:
     where, sample = bind_once(task.where, task.sample, task.schema)
     measure, measured = task.measure, list[Int64s]()
     for fragment in task.fragments:
-        chunks = read_fragment(fragment, [measure.column], where, task.schema, sample=sample)
+        chunks = read_fragment(fragment, ReadRequest([measure.column], task.schema, where, sample=sample))
         for position, of_group in itertools.groupby(chunks, key=lambda chunk: chunk.position):
             values = pl.concat([chunk.frame.get_column(measure.column) for chunk in of_group])
             measured.append(_of_group(measure, values, fragment, position))

@@ -33,8 +33,8 @@ from feedline.warehouse.bad_files import BadFilesFoundError
 from feedline.warehouse.parquet.bloom import RowGroupFilters
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, gather
-from feedline.warehouse.reading.read import batches
-from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE, RowFilter
+from feedline.warehouse.reading.read import ReadRequest, batches
+from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows
 from feedline.warehouse.selection.column_bounds import statistics_of
 from feedline.warehouse.selection.exclusion import Exclusion, join_bits
@@ -132,7 +132,8 @@ def count_fragment(
     fragment: Fragment, where: BoundExpression | None, schema: pa.Schema, *, sample: BoundSample | None = None
 ) -> tuple[Count, ...]:
     """Count each row group of a fragment whose row groups are all UNCOUNTED. Raises what reading raises."""
-    row_filter = RowFilter(where=where, sample=sample)
+    request = ReadRequest((), schema, where, sample=sample, chunk_rows=_CHUNK_ROWS)
+    row_filter = request.row_filter()
     unread: dict[int, Count] = {}
     bloom_bytes = [0] * len(fragment.row_groups)
 
@@ -151,7 +152,7 @@ def count_fragment(
         return unread
 
     kept, matched = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
-    for batch in batches(fragment, (), row_filter, schema, chunk_rows=_CHUNK_ROWS, counts=kept, skip=skip):
+    for batch in batches(fragment, request, kept, skip):
         result = batch.row_filter.apply(batch.data, fragment.path, batch.first_row)
         stays = result.stays
         kept[batch.position] += batch.data.num_rows if stays is None else int(np.count_nonzero(stays))

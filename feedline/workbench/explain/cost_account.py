@@ -105,14 +105,15 @@ def measure_decoding(
     per_million = 1e6 / max(int(snapshot.rows_per_row_group[sample.row_groups].sum()), 1)
     sizes = {
         name: round(bytes_of(snapshot, sample.row_groups, [name]) * per_million)
-        for name in compiled.columns
+        for name in compiled.read.columns
         if name in snapshot.schema.names or part_of(name) is not None
     }
     most = budget.calls(3 * _CALLS_S * sum(len(request.pieces) for request in sample.requests))
     names = sorted(sizes, key=lambda name: (-sizes[name], name))[: min(_MOST_COLUMNS, most)]
-    rest = tuple(name for name in compiled.columns if name not in names)
-    nothing = _free_name(compiled.schema)
-    beside = replace(compiled, schema=compiled.schema.append(pa.field(nothing, pa.int8())))
+    rest = tuple(name for name in compiled.read.columns if name not in names)
+    nothing = _free_name(compiled.read.schema)
+    schema = compiled.read.schema.append(pa.field(nothing, pa.int8()))
+    beside = replace(compiled, read=replace(compiled.read, schema=schema))
 
     def decode(job: CompiledJob, columns: Sequence[str] | None) -> None:
         for request in sample.requests:
@@ -126,7 +127,7 @@ def measure_decoding(
     beyond = seconds[:, 2:] - seconds[:, [1]]
     call_s = _call_seconds(beyond[:, : len(names)][:, -_SMALLEST:], beyond[:, -1])
     alone = [estimate(beyond[:, index] - call_s).positive() for index in range(len(names) + bool(rest))]
-    stored = stored_as(sample.requests[0].pieces[0].fragment, compiled.columns, compiled.schema)
+    stored = stored_as(sample.requests[0].pieces[0].fragment, compiled.read.columns, compiled.read.schema)
     costs = dict(zip(names, alone, strict=False))
     if rest:
         costs |= _divide(alone[-1], {name: sizes.get(name, 0) for name in rest})
@@ -139,7 +140,7 @@ def measure_decoding(
                 stored=stored.get(name, StoredAs()),
                 is_measured=name not in rest or len(rest) == 1,
             )
-            for name in compiled.columns
+            for name in compiled.read.columns
         ),
         shared=estimate(seconds[:, 1] + call_s),
         whole=estimate(seconds[:, 0]),

@@ -38,7 +38,7 @@ from feedline.warehouse.optimize.survey import file_fragment, null_paths, withou
 from feedline.warehouse.parquet.encodings import choose
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, SUFFIX, Encoding, leaf_paths, writer_options
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.workbench.explain.cost_account import CostAccount, FeatureAccount, value_encoding
@@ -78,11 +78,11 @@ class RewrittenSample:
 
 def read_columns(compiled: CompiledJob) -> list[str]:
     """The columns of the table that a job's blocks read, partition columns among them."""
-    names = {*compiled.columns, *(part for mark in compiled.marks for part in mark.parts)}
-    names.update(*(each.parts for each in (compiled.where, compiled.sample) if each is not None))
-    parts = {name: None if has_column(compiled.schema, name) else part_of(name) for name in names}
+    read = compiled.read
+    names = {*read.parts, *read.row_filter().parts}
+    parts = {name: None if has_column(read.schema, name) else part_of(name) for name in names}
     columns = {name if part is None else part.column for name, part in parts.items()}
-    return [name for name in compiled.schema.names if name in columns]
+    return [name for name in read.schema.names if name in columns]
 
 
 def mean_row_group_rows(sample: BlockSample, rows_per_row_group: NDArray[np.int64]) -> float:
@@ -145,7 +145,7 @@ class _SampleWriter:
     def __init__(self, sample: BlockSample, compiled: CompiledJob, folder: Path, better: Sequence[str]) -> None:
         keys = {name for name, _ in sample.requests[0].pieces[0].fragment.partition}
         self._columns = [name for name in read_columns(compiled) if name not in keys]
-        self._folder, self._schema, self._better = folder, compiled.schema, frozenset(better)
+        self._folder, self._schema, self._better = folder, compiled.read.schema, frozenset(better)
         self._encodings: list[Encoding] = []
         self._files = 0
         self.row_group_rows: list[int] = []
@@ -181,7 +181,7 @@ class _SampleWriter:
 
     def _read(self, fragment: Fragment, position: int) -> pa.Table:
         row_group = replace(fragment.alone(position), expected=(UNCOUNTED,), proofs=(), excluded=())
-        return read_arrow(row_group, self._columns, None, self._schema, chunk_rows=_READ_ROWS).combine_chunks()
+        return read_arrow(row_group, ReadRequest(self._columns, self._schema, chunk_rows=_READ_ROWS)).combine_chunks()
 
     def _write(self, path: Path, tables: Sequence[pa.Table], fragment: Fragment) -> None:
         """Write tables as row groups. Columns in better encodings are not nullable where the file holds no null."""

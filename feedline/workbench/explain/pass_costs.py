@@ -308,7 +308,7 @@ class _FeaturePass:
 
 def _reduced(chunk: Chunk, compiled: CompiledJob) -> Chunk:
     """A chunk with the columns that some features read; with one at least, which counts its rows."""
-    names = {*compiled.columns, *(mark.name for mark in compiled.marks)}
+    names = {*compiled.read.columns, *(mark.name for mark in compiled.read.marks)}
     own = [name for name in chunk.frame.columns if name in names] or chunk.frame.columns[:1]
     read = [(group, [name for name in group.rows.columns if name in names]) for group in chunk.groups]
     groups = [UniqueRows(group.rows.select(columns), group.inverse) for group, columns in read if columns]
@@ -357,7 +357,7 @@ def _measure_steps(
     order = np.argsort(-middle, kind="stable").tolist()
     chosen = [features[index] for index in order if index < len(features)][:_MOST_STEPS]
     names = {feature.name for feature in chosen}
-    passes = step_passes(features, compiled.schema, compiled.features.artifacts, names)
+    passes = step_passes(features, compiled.read.schema, compiled.features.artifacts, names)
     by_name = {each[0].feature: each for each in passes if not all(step.is_plain for step in each)}
     measured = [(feature.name, by_name[feature.name]) for feature in chosen if feature.name in by_name]
     works = [partial(step.run, frame) for _, steps in measured for step in steps if not step.is_plain]

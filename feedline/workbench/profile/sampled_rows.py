@@ -20,8 +20,7 @@ from feedline.errors import DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bad_files import reason_of
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
-from feedline.warehouse.reading.read import batches
-from feedline.warehouse.reading.row_filter import RowFilter
+from feedline.warehouse.reading.read import ReadRequest, batches
 from feedline.warehouse.selection.select import Selection, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
@@ -264,8 +263,8 @@ def _decoded(
     expected = selection.rows[[row_group]]
     fragment = fragment_at(snapshot, file, np.array([row_group]), expected, selection.proofs)
     counts = [0]
-    row_filter = RowFilter(where=request.where)
-    for batch in batches(fragment, request.columns, row_filter, snapshot.schema, chunk_rows=chunk_rows, counts=counts):
+    read = ReadRequest(request.columns, snapshot.schema, request.where, chunk_rows=chunk_rows)
+    for batch in batches(fragment, read, counts):
         data, rows = batch.data, batch.data.num_rows
         if not batch.row_filter.idle:
             result = batch.row_filter.apply(data, fragment.path, batch.first_row)

@@ -19,7 +19,7 @@ from feedline import Pipeline, Table
 from feedline.errors import PlanError, SpecError, TableError
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules, conform, union, widens, without_dictionaries
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.selection.select import SPLIT_ROWS, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
@@ -34,7 +34,7 @@ def snapshot(root: str, **rules: Any) -> Snapshot:
 
 def rows(taken: Snapshot) -> pa.Table:
     fragments = plan_fragments(taken, screen_rows(taken, None), SPLIT_ROWS)
-    return pa.concat_tables([read_arrow(part, taken.schema.names, None, taken.schema) for part in fragments])
+    return pa.concat_tables([read_arrow(part, ReadRequest(taken.schema.names, taken.schema)) for part in fragments])
 
 
 # (what one file holds, what another one holds, the table's type): one line per rule of docs/tables.md

@@ -26,7 +26,7 @@ from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.reading import row_filter as coded_conditions
 from feedline.warehouse.reading.columns import is_coded
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
-from feedline.warehouse.reading.read import batches, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, batches, read_fragment
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import Count, count_fragment, select_rows
@@ -97,7 +97,8 @@ def test_files_give_the_same_rows_and_counts_as_duckdb(
     path = f"{table.uri}/{fragment.path}"
     expected = duckdb.sql(f"select row, i, s, f from read_parquet('{path}') where {condition[1]} order by row").pl()
     chunks = read_fragment(
-        fragment, ["row", "i", "s", "f"], where, table.schema, chunk_rows=chunk_rows, coded={"s": 0, "i": 0}
+        fragment,
+        ReadRequest(["row", "i", "s", "f"], table.schema, where, chunk_rows=chunk_rows, coded={"s": 0, "i": 0}),
     )
     found = [expand_codes(chunk.frame, chunk.dictionaries) for chunk in chunks]
     assert (pl.concat(found) if found else expected.clear()).equals(expected)
@@ -116,7 +117,7 @@ def test_columns_of_conditions_come_as_codes_and_entries_are_evaluated_once(
     table: Snapshot, monkeypatch: pytest.MonkeyPatch
 ):
     where = bind_where("(i == 3 or s == 'a') and i + j > 1 and none is None and f < 9", table.schema)
-    filters, kinds = RowFilter(where=where), []
+    kinds = []
     evaluated: list[int] = []
     truths = coded_conditions._truths
 
@@ -126,7 +127,7 @@ def test_columns_of_conditions_come_as_codes_and_entries_are_evaluated_once(
 
     monkeypatch.setattr(coded_conditions, "_truths", count)
     kept = [0] * 3
-    for batch in batches(fragment_of(table), ("row",), filters, table.schema, chunk_rows=20, counts=kept):
+    for batch in batches(fragment_of(table), ReadRequest(["row"], table.schema, where, chunk_rows=20), kept):
         kinds.append({field.name for field in batch.data.schema if is_coded(field.type)})
         assert batch.row_filter.apply(batch.data, "", 0).stays is not None
     assert set(map(frozenset, kinds)) == {frozenset("sf")}
@@ -145,11 +146,11 @@ def test_an_entry_that_cannot_be_evaluated_fails_only_where_a_row_uses_it(
     snapshot = take_snapshot(write(tmp_path / "t", {"f.parquet": stored}, store_schema=False))
     fragment, where = fragment_of(snapshot), bind_where('s.cast("int64") == 2 or row < 2', snapshot.schema)
     if native.COMPILED:
-        [batch] = batches(fragment, (), RowFilter(where=where), snapshot.schema, counts=[0])
+        [batch] = batches(fragment, ReadRequest((), snapshot.schema, where), [0])
         assert batch.data.column("s").dictionary.to_pylist() == ["1", "2", "no number"]
 
     def read() -> list[int]:
-        [chunk] = read_fragment(fragment, ["row"], where, snapshot.schema)
+        [chunk] = read_fragment(fragment, ReadRequest(["row"], snapshot.schema, where))
         rows: list[int] = chunk.frame["row"].to_list()
         return rows
 

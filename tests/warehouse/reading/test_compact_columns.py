@@ -24,7 +24,7 @@ from feedline.native import parquet as native
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import FileDecoder
 from feedline.warehouse.reading.fragment import UNCOUNTED, fragment_at
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.stored_groups import expand_group
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -76,7 +76,7 @@ def chunks_of(folder: Path, decoder: str, columns: list[str], compact: list[str]
         try:
             coded = dict.fromkeys(compact, 0)
             chunks = read_fragment(
-                fragment, columns, None, snapshot.schema, chunk_rows=chunk_rows, compact=compact, coded=coded
+                fragment, ReadRequest(columns, snapshot.schema, chunk_rows=chunk_rows, compact=compact, coded=coded)
             )
             found.extend((values_of(chunk), [group.rows.height for group in chunk.groups]) for chunk in chunks)
         except TableError as error:

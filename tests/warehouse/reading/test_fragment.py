@@ -21,7 +21,7 @@ from feedline.warehouse.reading.fragment import (
     pack_mask,
     unpack_mask,
 )
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -36,7 +36,7 @@ def frames(
     snapshot: Snapshot, fragment: Fragment, columns: list[str], text: str | None = None, **options: Any
 ) -> pl.DataFrame:
     where = None if text is None else bind_where(text, snapshot.schema)
-    parts = [chunk.frame for chunk in read_fragment(fragment, columns, where, snapshot.schema, **options)]
+    parts = [chunk.frame for chunk in read_fragment(fragment, ReadRequest(columns, snapshot.schema, where, **options))]
     return pl.concat(parts) if parts else pl.DataFrame()
 
 

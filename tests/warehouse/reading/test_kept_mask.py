@@ -15,7 +15,7 @@ import pytest
 from feedline import Table
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import fragment_at, pack_mask
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.row_position import kept_mask
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import screen_rows
@@ -39,9 +39,10 @@ def test_the_mask_is_of_the_rows_that_are_read(tmp_path: Path, where: str | None
         if not selection.rows[group]:
             continue
         fragment = selection.fragment(snapshot, np.array([group]))
-        read = [chunk.frame for chunk in read_fragment(fragment, ["row"], bound, schema, sample=bound_sample)]
+        request = ReadRequest(["row"], schema, bound, sample=bound_sample)
+        read = [chunk.frame for chunk in read_fragment(fragment, request)]
         rows = pl.concat(read)["row"].to_numpy() if read else np.zeros(0, np.int64)
-        mask = kept_mask(fragment, bound, schema, sample=bound_sample)
+        mask = kept_mask(fragment, request)
         assert len(mask) == 100
         assert np.array_equal(np.flatnonzero(mask) + 100 * group, rows)
 
@@ -51,5 +52,7 @@ def test_excluded_rows_are_not_kept(tmp_path: Path):
     snapshot = Table(str(tmp_path)).snapshot()
     where = bind_where("row != 3", snapshot.schema)
     fragment = fragment_at(snapshot, 0, np.array([0]), np.array([9]))
-    mask = kept_mask(replace(fragment, excluded=(pack_mask(np.arange(9) == 4),)), where, snapshot.schema)
+    mask = kept_mask(
+        replace(fragment, excluded=(pack_mask(np.arange(9) == 4),)), ReadRequest((), snapshot.schema, where)
+    )
     assert np.flatnonzero(~mask).tolist() == [3, 5]

@@ -26,7 +26,7 @@ from warehouse_samples import COLLECTION, sample, write
 from feedline.errors import CorruptFileError, DataError, FeedlineError, TableChangedError, TableError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, fragment_of
-from feedline.warehouse.reading.read import bytes_of, read_arrow, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, bytes_of, read_arrow, read_fragment
 from feedline.warehouse.selection.select import count_fragment, plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
@@ -42,7 +42,7 @@ def frames(
     snapshot: Snapshot, fragment: Fragment, columns: list[str], text: str | None = None, **options: Any
 ) -> pl.DataFrame:
     where = None if text is None else bind_where(text, snapshot.schema)
-    parts = [chunk.frame for chunk in read_fragment(fragment, columns, where, snapshot.schema, **options)]
+    parts = [chunk.frame for chunk in read_fragment(fragment, ReadRequest(columns, snapshot.schema, where, **options))]
     return pl.concat(parts) if parts else pl.DataFrame()
 
 
@@ -53,7 +53,7 @@ def test_narrow_rows_come_in_larger_chunks_than_wide_ones(tmp_path: Path, column
     pq.write_table(pa.table(dict.fromkeys(names, pa.array(np.zeros(rows, np.int64)))), tmp_path / "0.parquet")
     snapshot = take_snapshot(str(tmp_path))
     for chunk_rows, height in ((131_072, expected), (32_768, 32_768), (1_000, 1_000)):
-        chunks = read_fragment(whole(snapshot), names, None, snapshot.schema, chunk_rows=chunk_rows)
+        chunks = read_fragment(whole(snapshot), ReadRequest(names, snapshot.schema, chunk_rows=chunk_rows))
         heights = [chunk.frame.height for chunk in chunks]
         assert heights[0] == max(heights) == height
         assert sum(heights) == rows
@@ -82,7 +82,7 @@ def test_frames_equal_pyarrows_in_the_requested_order(shop: Snapshot) -> None:
 
 def test_arrow_tables_equal_pyarrows_with_their_types(shop: Snapshot) -> None:
     columns = list(shop.file_columns)
-    read = read_arrow(whole(shop, 2), columns, None, shop.schema)
+    read = read_arrow(whole(shop, 2), ReadRequest(columns, shop.schema))
     expected = plain(pq.read_table(f"{shop.uri}/{shop.files['path'][2].as_py()}", partitioning=None))
     assert read.equals(expected)
 
@@ -103,7 +103,7 @@ def test_a_null_key_is_a_null_of_its_type(tmp_path: Path) -> None:
 
 
 def test_chunks_are_bounded_and_name_their_row_group(shop: Snapshot) -> None:
-    chunks = list(read_fragment(whole(shop), ["i64"], None, shop.schema, chunk_rows=8))
+    chunks = list(read_fragment(whole(shop), ReadRequest(["i64"], shop.schema, chunk_rows=8)))
     assert [(chunk.row_group, chunk.frame.height) for chunk in chunks] == [
         (0, 8), (0, 8), (0, 4), (1, 8), (1, 8), (1, 4), (2, 8), (2, 2),
     ]  # fmt: skip
@@ -144,7 +144,9 @@ def test_any_split_of_any_filter_is_what_pyarrow_and_duckdb_keep(data: st.DataOb
             fragment = fragment_of(snapshot, splits, selection.rows, index)
             part = frames(snapshot, fragment, columns, text, chunk_rows=data.draw(st.integers(1, 40)))
             assert part.height == splits.rows[index] == sum(fragment.expected)
-            assert read_arrow(fragment, columns, where, snapshot.schema).to_pydict() == part.to_dict(as_series=False)
+            assert read_arrow(fragment, ReadRequest(columns, snapshot.schema, where)).to_pydict() == part.to_dict(
+                as_series=False
+            )
             parts.append(part)
         kept = [row for part in parts for row in part.select("k", "row").iter_rows()]
         sql = text.replace("==", "=").replace("is None", "is null")
@@ -173,13 +175,13 @@ def test_another_number_of_kept_rows_is_an_error(shop: Snapshot) -> None:
     for expected in ((*right[:2], right[2] + 1), (right[0], right[1] - 1, right[2])):
         wrong = Fragment(**{**_fields(fragment), "expected": expected})
         for read in (
-            lambda f: list(read_fragment(f, ["i8"], where, shop.schema)),
-            lambda f: read_arrow(f, ["i8"], where, shop.schema),
+            lambda f: list(read_fragment(f, ReadRequest(["i8"], shop.schema, where))),
+            lambda f: read_arrow(f, ReadRequest(["i8"], shop.schema, where)),
         ):
             with pytest.raises(DataError, match=r"f0.parquet, row group \d than was counted: got \d+, expected \d+"):
                 read(wrong)
     with pytest.raises(DataError, match="than was counted"):
-        list(read_fragment(Fragment(**{**_fields(fragment), "expected": right}), ["i8"], None, shop.schema))
+        list(read_fragment(Fragment(**{**_fields(fragment), "expected": right}), ReadRequest(["i8"], shop.schema)))
 
 
 def _fields(fragment: Fragment) -> dict[str, Any]:
@@ -188,9 +190,9 @@ def _fields(fragment: Fragment) -> dict[str, Any]:
 
 def test_unknown_and_missing_columns_are_said_so(shop: Snapshot) -> None:
     with pytest.raises(TableError, match=r"column 'i65' is not in the table. Did you mean 'i64'"):
-        list(read_fragment(whole(shop), ["i65"], None, shop.schema))
+        list(read_fragment(whole(shop), ReadRequest(["i65"], shop.schema)))
     with pytest.raises(DataError, match="list of columns is empty"):
-        list(read_fragment(whole(shop), [], None, shop.schema))
+        list(read_fragment(whole(shop), ReadRequest([], shop.schema)))
 
 
 def test_drifted_files_are_read_in_the_tables_types(tmp_path: Path) -> None:
@@ -212,7 +214,7 @@ def test_drifted_files_are_read_in_the_tables_types(tmp_path: Path) -> None:
     )
     snapshot = take_snapshot(write(tmp_path, {"a.parquet": old, "b.parquet": new}))
     columns = ["id", "gone", "late", "l", "more"]
-    tables = [read_arrow(whole(snapshot, file), columns, None, snapshot.schema) for file in (0, 1)]
+    tables = [read_arrow(whole(snapshot, file), ReadRequest(columns, snapshot.schema)) for file in (0, 1)]
     assert all(table.schema.equals(pa.schema([snapshot.schema.field(name) for name in columns])) for table in tables)
     assert pa.concat_tables(tables).to_pydict() == {
         "id": [1, None, 2**40, 3],
@@ -230,16 +232,16 @@ def test_a_value_that_the_table_cannot_hold_is_an_error(tmp_path: Path) -> None:
     fine = pa.table({"t": pa.array([1], pa.timestamp("ns"))})
     snapshot = take_snapshot(write(tmp_path, {"a.parquet": far, "b.parquet": fine}))
     with pytest.raises(DataError, match=r"column 't' of .*a.parquet, row group 0 does not fit the table's type"):
-        list(read_fragment(whole(snapshot), ["t"], None, snapshot.schema))
+        list(read_fragment(whole(snapshot), ReadRequest(["t"], snapshot.schema)))
 
 
 def test_types_that_polars_panics_on_are_refused(tmp_path: Path) -> None:
     wide = pa.table({"x": [1], "d": pa.array([1], pa.decimal256(50, 0))})
     snapshot = take_snapshot(write(tmp_path, {"a.parquet": wide}))
     with pytest.raises(TableError, match="column 'd' has a type that frames cannot hold"):
-        list(read_fragment(whole(snapshot), ["d"], None, snapshot.schema))
+        list(read_fragment(whole(snapshot), ReadRequest(["d"], snapshot.schema)))
     assert frames(snapshot, whole(snapshot), ["x"]).height == 1
-    assert read_arrow(whole(snapshot), ["d"], None, snapshot.schema).equals(wide.select(["d"]))
+    assert read_arrow(whole(snapshot), ReadRequest(["d"], snapshot.schema)).equals(wide.select(["d"]))
 
 
 def test_only_chunks_of_requested_columns_are_read(tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ def test_a_file_that_is_not_the_snapshots_is_refused(tmp_path: Path, change: str
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     for read in (
         lambda: frames(snapshot, fragment, ["x"]),
-        lambda: read_arrow(fragment, ["x"], None, snapshot.schema),
+        lambda: read_arrow(fragment, ReadRequest(["x"], snapshot.schema)),
         lambda: count_fragment(fragment, bind_where("x > 3", snapshot.schema), snapshot.schema),
     ):
         with pytest.raises(TableChangedError, match=message) as caught:
@@ -360,7 +362,7 @@ def test_flipped_bytes_in_pages_never_pass_where_pages_have_checksums(
         bad = bytearray(good)
         bad[place] ^= 0x5A
         rewrite(file, bytes(bad))
-        read, refusal = attempt(lambda: read_arrow(whole(snapshot), ["x", "s"], None, snapshot.schema))
+        read, refusal = attempt(lambda: read_arrow(whole(snapshot), ReadRequest(["x", "s"], snapshot.schema)))
         if read is None:
             assert str(file) in refusal
         else:
@@ -391,7 +393,7 @@ def test_a_row_group_shorter_than_its_footer_says_is_refused() -> None:
         pytest.skip(f"the Parquet collection is not at {COLLECTION}")
     snapshot = take_snapshot(str(file))
     with pytest.raises(CorruptFileError, match="does not hold the rows of its footer: got 0, expected 3"):
-        read_arrow(whole(snapshot), list(snapshot.file_columns), None, snapshot.schema)
+        read_arrow(whole(snapshot), ReadRequest(list(snapshot.file_columns), snapshot.schema))
 
 
 def test_threads_share_footers_without_harm(shop: Snapshot) -> None:
@@ -402,7 +404,7 @@ def test_threads_share_footers_without_harm(shop: Snapshot) -> None:
 
 
 def test_a_reader_that_stops_early_leaves_no_file_open(shop: Snapshot) -> None:
-    reader = read_fragment(whole(shop), ["ids"], None, shop.schema, chunk_rows=4)
+    reader = read_fragment(whole(shop), ReadRequest(["ids"], shop.schema, chunk_rows=4))
     next(reader)
     path = f"{shop.uri}/{shop.files['path'][0].as_py()}"
     assert path in open_files()

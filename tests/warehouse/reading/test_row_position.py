@@ -21,7 +21,7 @@ from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import Fragment, fragment_at, pack_mask
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.row_position import row_in_file, with_row_position
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows
@@ -68,30 +68,32 @@ def test_rows_are_found_again(
     random = np.random.default_rng(chunk_rows)
     masks = [random.random(GROUP) < 0.3 for _ in selection.rows] if masked else None
     fragment = fragment_with(table, selection.rows, masks)
-    for chunk in read_fragment(fragment, columns, where, schema, sample=sample, chunk_rows=chunk_rows):
+    request = ReadRequest(columns, schema, where, sample=sample, chunk_rows=chunk_rows)
+    for chunk in read_fragment(fragment, request):
         for start, stop in ((0, chunk.frame.height), (chunk.frame.height // 2, chunk.frame.height)):
             part = chunk.part(start, stop)
             for row in {0, (stop - start) // 2, stop - start - 1}:
-                assert row_in_file(part, row, where, schema, sample=sample) == part.frame["row"][row]
+                assert row_in_file(part, row, request) == part.frame["row"][row]
 
 
 def test_an_error_about_chunks_laid_end_to_end(table: Snapshot):
     where = bind_where("x > 4", table.schema)
     fragment = fragment_with(table, select_rows(table, where, work_dir=f"{table.uri}/work").rows, None)
-    chunks = list(read_fragment(fragment, ["row"], where, table.schema))
+    request = ReadRequest(["row"], table.schema, where)
+    chunks = list(read_fragment(fragment, request))
     rows = pl.concat([chunk.frame for chunk in chunks])["row"].to_list()
     for row in range(len(rows)):
-        error = with_row_position(DataError("wrong").at(row), chunks, where, table.schema)
+        error = with_row_position(DataError("wrong").at(row), chunks, request)
         assert str(error).startswith("wrong (file ")
         assert str(error).endswith(f"k=1/f.parquet, row group {rows[row] // GROUP}, row {rows[row]})")
-    assert str(with_row_position(DataError("wrong"), chunks, where, table.schema)).endswith("f.parquet, row group 0)")
+    assert str(with_row_position(DataError("wrong"), chunks, request)).endswith("f.parquet, row group 0)")
 
 
 def test_a_file_that_is_gone_by_then(tmp_path: Path):
     snapshot = take_snapshot(write(tmp_path, {"f.parquet": pa.table({"x": [1, 2]})}))
-    [chunk] = read_fragment(fragment_with(snapshot, np.array([2]), None), ["x"], None, snapshot.schema)
+    [chunk] = read_fragment(fragment_with(snapshot, np.array([2]), None), ReadRequest(["x"], snapshot.schema))
     (tmp_path / "f.parquet").unlink()
-    assert str(with_row_position(DataError("wrong").at(1), [chunk], None, snapshot.schema)).endswith(
+    assert str(with_row_position(DataError("wrong").at(1), [chunk], ReadRequest((), snapshot.schema))).endswith(
         "f.parquet, row group 0)"
     )
 

@@ -27,7 +27,7 @@ from feedline.config.source_section import SampleSpec
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED
-from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_arrow, read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight
 from feedline.warehouse.selection.select import CountTask, Selection, plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -283,13 +283,10 @@ def test_counts_and_rows_are_those_of_the_definition(
             tuple(np.float32(row[name]) if name == SAMPLE_WEIGHT else row[name] for name in names) for row in rows
         ]
         fragments = plan_fragments(shops, hash_mask, split_rows)
-        tables = [read_arrow(f, names, bound, schema, sample=sampled, chunk_rows=chunk_rows) for f in fragments]
+        request = ReadRequest(names, schema, bound, sample=sampled, chunk_rows=chunk_rows)
+        tables = [read_arrow(fragment, request) for fragment in fragments]
         assert [tuple(row.values()) for table in tables for row in table.to_pylist()] == expected
-        frames = [
-            chunk.frame
-            for f in fragments
-            for chunk in read_fragment(f, names, bound, schema, sample=sampled, chunk_rows=chunk_rows)
-        ]
+        frames = [chunk.frame for fragment in fragments for chunk in read_fragment(fragment, request)]
         assert [row for frame in frames for row in frame.rows()] == expected
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import struct
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from feedline import Table
 from feedline.errors import DataError, TableError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, fragment_at, pack_mask
-from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_arrow, read_fragment
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.reading.stored_groups import _overflows, _repeat, expand_group
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -98,9 +99,8 @@ def test_any_projection_filter_sample_and_chunk_reads_as_the_plain_table(
         sample = None if fraction is None else bind_sample(Sample(fraction=fraction, key=("row",)), snapshot.schema)
         fragment = whole(snapshot)
         frames = []
-        for chunk in read_fragment(
-            fragment, columns, bound, snapshot.schema, sample=sample, chunk_rows=chunk_rows, compact=compact
-        ):
+        request = ReadRequest(columns, snapshot.schema, bound, sample=sample, chunk_rows=chunk_rows, compact=compact)
+        for chunk in read_fragment(fragment, request):
             for group in chunk.groups:
                 assert len(group.inverse) == chunk.frame.height
                 assert group.inverse[0] == 0
@@ -108,7 +108,7 @@ def test_any_projection_filter_sample_and_chunk_reads_as_the_plain_table(
                 assert group.inverse[-1] == group.rows.height - 1
             frames.append(expanded(chunk).select(columns))
         results.append(bits(pl.concat(frames)) if frames else [])
-        table = read_arrow(fragment, columns, bound, snapshot.schema, sample=sample, chunk_rows=chunk_rows)
+        table = read_arrow(fragment, replace(request, compact=()))
         assert bits(pl.DataFrame(table)) == results[-1]
     assert results[0] == results[1]
     shutil.rmtree(folder)
@@ -166,7 +166,7 @@ def test_a_file_that_another_tool_rewrote_is_refused(tmp_path: Path, changes: di
 def read_first_chunk(folder: Path) -> None:
     """Take a snapshot and read two rows: a wrong file is refused before any of its rows."""
     snapshot = take_snapshot(str(folder))
-    next(iter(read_fragment(whole(snapshot), ["ids", "site"], None, snapshot.schema, chunk_rows=2)))
+    next(iter(read_fragment(whole(snapshot), ReadRequest(["ids", "site"], snapshot.schema, chunk_rows=2))))
 
 
 def test_files_of_one_table_may_store_other_groups_or_none(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_files_of_one_table_may_store_other_groups_or_none(tmp_path: Path) -> No
     for file in range(3):
         groups = snapshot.row_groups_of(file)
         fragment = fragment_at(snapshot, file, groups, np.full(len(groups), UNCOUNTED))
-        assert read_arrow(fragment, list(KINDS), None, snapshot.schema).select(TABLE.schema.names).equals(TABLE)
+        assert read_arrow(fragment, ReadRequest(list(KINDS), snapshot.schema)).select(TABLE.schema.names).equals(TABLE)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -208,7 +208,7 @@ def test_excluded_rows_leave_the_rows_that_repeat_them(tmp_path: Path) -> None:
     )
     for compact in ((), ("ids", "site")):
         chunks = list(
-            read_fragment(fragment, ["row", "ids", "site"], None, snapshot.schema, chunk_rows=2, compact=compact)
+            read_fragment(fragment, ReadRequest(["row", "ids", "site"], snapshot.schema, chunk_rows=2, compact=compact))
         )
         frames = [expanded(chunk) for chunk in chunks]
         frame = pl.concat(frames)
@@ -238,7 +238,7 @@ def test_a_filter_that_some_row_groups_need_not_evaluate(tmp_path: Path) -> None
     for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1]):
         expected = np.array([4, 2, 4])[order]
         fragment = fragment_at(snapshot, 0, np.array(order), expected)
-        chunks = list(read_fragment(fragment, ["row", "age"], bound, snapshot.schema, compact=("age",)))
+        chunks = list(read_fragment(fragment, ReadRequest(["row", "age"], snapshot.schema, bound, compact=("age",))))
         assert [bool(chunk.groups) for chunk in chunks] == [count == 4 for count in expected]
         frames = [expanded(chunk) for chunk in chunks]
         rows = pl.concat([frame.select("row", "age") for frame in frames]).sort("row").rows()
@@ -279,23 +279,20 @@ def test_a_key_beside_its_map_reads_as_in_the_plain_table(
     columns = ["n", 'm["price"]', 'm["cost"]', *(["m"] if "m" in compact else [])]
 
     def read() -> pl.DataFrame:
-        frames = [
-            expanded(chunk).select(columns)
-            for chunk in read_fragment(whole(snapshot), columns, None, snapshot.schema, chunk_rows=3, compact=compact)
-        ]
-        return pl.concat(frames)
+        request = ReadRequest(columns, snapshot.schema, chunk_rows=3, compact=compact)
+        return pl.concat([expanded(chunk).select(columns) for chunk in read_fragment(whole(snapshot), request)])
 
     if copies:
         maps = [dict(MAPS[index] or []) for index in which]
         expected = [(row, each.get("price"), each.get("cost")) for row, each in enumerate(maps)]
         assert read().select(columns[:3]).rows() == expected
-        found = read_arrow(whole(snapshot), columns[:3], None, snapshot.schema, chunk_rows=3)
+        found = read_arrow(whole(snapshot), ReadRequest(columns[:3], snapshot.schema, chunk_rows=3))
         assert pl.DataFrame(found).rows() == expected
     else:
         with pytest.raises(DataError, match=r'm\["price"\] of .*row group 0 is stored twice'):
             read()
         with pytest.raises(DataError, match="is stored twice"):
-            read_arrow(whole(snapshot), columns, None, snapshot.schema)
+            read_arrow(whole(snapshot), ReadRequest(columns, snapshot.schema))
 
 
 def test_long_lists_are_repeated_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +302,7 @@ def test_long_lists_are_repeated_a_few_rows_at_a_time(tmp_path: Path, monkeypatc
     write_in_place(tmp_path / "a.parquet", table, {"g": ["ids"]}, {"g": [row % 25 == 0 for row in range(100)]}, 100)
     monkeypatch.setattr("feedline.warehouse.reading.columns._VALUES", 10_000)
     snapshot = take_snapshot(str(tmp_path))
-    frames = [chunk.frame for chunk in read_fragment(whole(snapshot), ["ids"], None, snapshot.schema)]
+    frames = [chunk.frame for chunk in read_fragment(whole(snapshot), ReadRequest(["ids"], snapshot.schema))]
     assert max(frame.height for frame in frames) in (9, 10)  # rows that repeat others count as a value
     assert pl.concat(frames)["ids"].to_list() == lists
 

@@ -62,7 +62,7 @@ def test_without_columns_to_read_counting_is_arithmetic(
     snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     read: list[int] = []
-    monkeypatch.setattr("feedline.warehouse.selection.select.RowFilter.apply", lambda *_: read.append(1))
+    monkeypatch.setattr("feedline.warehouse.reading.row_filter.RowFilter.apply", lambda *_: read.append(1))
     assert count_fragment(fragment(snapshot), None, snapshot.schema) == tuple(
         Count(rows, rows) for rows in (30, 30, 30, 10)
     )

@@ -19,7 +19,7 @@ from feedline import Table
 from feedline.errors import CorruptFileError, StateError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import pack_mask, unpack_mask
-from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.selection.exclusion import (
     Exclusion,
     ExclusionOrigin,
@@ -173,7 +173,7 @@ def _read(selection: Any, snapshot: Any, where: Any, more: Any = None) -> dict[i
             continue
         fragment = selection.fragment(snapshot, own, more_excluded=None if more is None else more.get)
         first = int(snapshot.row_groups_of(file)[0])
-        for chunk in read_fragment(fragment, ["id"], where, snapshot.schema):
+        for chunk in read_fragment(fragment, ReadRequest(["id"], snapshot.schema, where)):
             found.setdefault(first + chunk.row_group, []).extend(chunk.frame["id"].to_list())
     return found
 
@@ -193,7 +193,7 @@ def test_fragments_of_splits_leave_excluded_rows_out(snapshot: Any, tmp_path: Pa
         row
         for fragment in plan_fragments(snapshot, excluding_rows, 18)
         if fragment.row_groups
-        for chunk in read_fragment(fragment, ["id"], None, snapshot.schema)
+        for chunk in read_fragment(fragment, ReadRequest(["id"], snapshot.schema))
         for row in chunk.frame["id"].to_list()
     ]
     gone = {*range(9), 10, 12, 14, 16, *range(118, 127)}

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from feedline import Table
 from feedline.expressions import bind_where
 from feedline.warehouse.parquet.thrift import BYTE_ARRAY, ColumnChunk, Structure, structure_of
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.reading.row_filter import EntryTruths
 from feedline.warehouse.selection.column_bounds import statistics_of
 from feedline.warehouse.selection.pruning import ALL, NONE, SOME, prune
@@ -258,7 +258,11 @@ def test_folders_of_keys_that_are_nan(tmp_path: Path, kind: str, format: str) ->
         where = bind_where(text, snapshot.schema)
         report = screen_rows(snapshot, where).report
         fragments = plan_fragments(snapshot, screen_rows(snapshot, where), 100)
-        read = [x for part in fragments for x in read_arrow(part, ["x"], where, snapshot.schema)["x"].to_pylist()]
+        read = [
+            x
+            for part in fragments
+            for x in read_arrow(part, ReadRequest(["x"], snapshot.schema, where))["x"].to_pylist()
+        ]
         assert sorted(read) == [row["x"] for row in kept], text
         if "x" not in text:
             assert report.counted.rows == 0, text

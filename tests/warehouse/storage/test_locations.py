@@ -17,7 +17,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from feedline import Table
 from feedline.errors import TableChangedError
 from feedline.warehouse.discovery.hive import discover
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.storage.locations import Location, _Handler, locate, real_name, uri_on
 
@@ -126,14 +126,14 @@ def content(values: list[int]) -> bytes:
 def test_a_replaced_file_is_an_error_despite_cached_listings(store: Remembering) -> None:
     snapshot = Table(TABLE).snapshot()
     [fragment] = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
-    assert read_arrow(fragment, ["x"], None, snapshot.schema)["x"].to_pylist() == [1, 2, 3, 4]
+    assert read_arrow(fragment, ReadRequest(["x"], snapshot.schema))["x"].to_pylist() == [1, 2, 3, 4]
     store.ls("t/k=0")  # by anybody in this process
     replaced = content([1, 3, 2, 4])
     assert replaced[-200:] == store.objects[FIRST][0][-200:]
     assert len(replaced) == len(store.objects[FIRST][0])
     store.objects[FIRST] = replaced, 20.0
     with pytest.raises(TableChangedError, match="changed after the snapshot was taken"):
-        read_arrow(fragment, ["x"], None, snapshot.schema)
+        read_arrow(fragment, ReadRequest(["x"], snapshot.schema))
 
 
 def test_a_new_snapshot_has_the_new_files(store: Remembering) -> None:

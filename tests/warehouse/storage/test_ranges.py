@@ -20,7 +20,7 @@ from warehouse_samples import collection, sample, write
 from feedline import Table
 from feedline.errors import DataError, TableChangedError, TableError
 from feedline.warehouse.parquet.footer import chunk_ranges
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.storage.faults import ShortBodyError
 from feedline.warehouse.storage.locations import absolute, locate, redact
@@ -183,10 +183,10 @@ def test_a_file_system_of_fsspec(tmp_path: Path) -> None:
         assert type(snapshot).load("memory://work/x", id).id == id
         memory.pipe("/t/k=0/f.parquet", b"PAR1" * 10)
         with pytest.raises(TableChangedError, match=r"memory://t/k=0/f\.parquet changed after the snapshot was taken"):
-            read_arrow(fragment, names, None, snapshot.schema)
+            read_arrow(fragment, ReadRequest(names, snapshot.schema))
         memory.rm("/t/k=0/f.parquet")
         with pytest.raises(TableChangedError, match="is gone"):
-            read_arrow(fragment, names, None, snapshot.schema)
+            read_arrow(fragment, ReadRequest(names, snapshot.schema))
     finally:
         memory.rm("/t", recursive=True)
         memory.rm("/work", recursive=True)

@@ -207,8 +207,8 @@ def test_partition_columns_cost_no_bytes(tmp_path: Path):
     plan = costly_plan(tmp_path)
     sample = sample_blocks(plan.source, 1)
     compiled = compile_job(sample.job)
-    with_key = replace(compiled, columns=(*compiled.columns, "day"))
-    assert stored_as(sample.requests[0].pieces[0].fragment, with_key.columns[:4], compiled.schema).keys() == {
+    columns = (*compiled.read.columns, "day")
+    assert stored_as(sample.requests[0].pieces[0].fragment, columns[:4], compiled.read.schema).keys() == {
         "price",
         "item",
         "hist",
