@@ -7,7 +7,6 @@ import json
 import logging
 import multiprocessing
 import os
-import pickle
 import stat
 import threading
 import time
@@ -21,22 +20,17 @@ from cache_entries import (
     digest_of,
     files_of,
     fill_until_killed,
-    filled,
     group_of,
     ref_of,
     right_or_missing,
     same,
 )
 from forked import forked
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feedline.errors import SpecError
 from feedline.warehouse.cache import cache_folder
 from feedline.warehouse.cache.cache_folder import (
-    CachedColumn,
     CacheFolder,
-    CacheRef,
     check_folder,
     entry_files,
     open_folder,
@@ -54,12 +48,6 @@ def cache(tmp_path: Path) -> CacheFolder:
 
 def mode_of(path: Path | str) -> int:
     return stat.S_IMODE(Path(path).stat().st_mode)
-
-
-def test_a_reference_travels():
-    ref = CacheRef(folder="/x", size=None, free=1, shared=False)
-    assert pickle.loads(pickle.dumps(ref)) == ref
-    assert hash(ref) == hash(CacheRef("/x", None, 1, False))
 
 
 def test_a_folder_is_opened_once_per_process(tmp_path: Path):
@@ -95,13 +83,9 @@ def test_some_columns_of_several_files_are_found(cache: CacheFolder):
 def test_the_same_columns_put_twice_are_one_file(cache: CacheFolder):
     assert cache.put(GROUP, TRUTH, cpu_s=1.0)
     assert cache.put(GROUP, dict(reversed(TRUTH.items())), cpu_s=2.0)
+    assert cache.put(GROUP, {}, cpu_s=2.0)
     assert len(files_of(cache.ref.folder)) == 1
     assert right_or_missing(cache.find(GROUP, list(TRUTH)), TRUTH)
-
-
-def test_nothing_to_put_is_no_file(cache: CacheFolder):
-    assert cache.put(GROUP, {}, cpu_s=1.0)
-    assert files_of(cache.ref.folder) == []
 
 
 @pytest.mark.parametrize("name", ["../../../../etc", "ABCDEF0123", "abc", "", "0123456789abcdef\n"])
@@ -124,18 +108,6 @@ def test_a_damaged_file_is_counted_removed_and_missing(cache: CacheFolder, caplo
     assert cache.take_damaged() == 2
     assert cache.take_damaged() == 0
     assert [record.message.count("is damaged") for record in caplog.records] == [1]
-
-
-@given(part=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
-def test_damage_is_missing_or_right(tmp_path_factory: pytest.TempPathFactory, part: float, bit: int, cut: bool):
-    cache = open_folder(ref_of(tmp_path_factory.getbasetemp() / "damaged"))
-    assert cache.put(GROUP, TRUTH, cpu_s=1.0)
-    [path] = files_of(cache.ref.folder)
-    content = bytearray(path.read_bytes())
-    at = int(part * len(content))
-    content[at] ^= 1 << bit
-    path.write_bytes(content[:at] if cut else content)
-    assert right_or_missing(cache.find(GROUP, list(TRUTH)), TRUTH)
 
 
 def test_a_file_of_another_row_group_is_not_taken(cache: CacheFolder):
@@ -174,18 +146,6 @@ def test_killed_writers_leave_whole_files_or_none(tmp_path: Path):
         for group, truth in truths:
             assert right_or_missing(cache.find(group, list(truth)), truth)
     assert cache.counters.damaged == 0
-
-
-def test_temporary_files_of_dead_writers_go_when_room_is_made(tmp_path: Path):
-    cache = filled(tmp_path / "cache", groups=1)
-    [entry] = files_of(cache.ref.folder)
-    dead = [entry.with_name(f".{number}.tmp") for number in range(2)]
-    for path in dead:
-        path.write_bytes(bytes(10_000))
-    os.utime(dead[0], (time.time() - 60,) * 2)  # its writer's lock is free
-    tight = CacheFolder(ref_of(tmp_path / "cache", cache.usage() + 4_096))
-    assert tight.put(group_of(1), columns_of(group_of(1)), cpu_s=9.0)
-    assert [path.exists() for path in dead] == [False, True]  # the other one may just not be locked yet
 
 
 @pytest.mark.parametrize("number", FAULTS)
@@ -259,11 +219,6 @@ def test_a_folder_that_cannot_be_created_serves_nothing(
         assert not waited
     assert cache.usage() == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-def test_a_missing_parent_is_created(tmp_path: Path):
-    cache = filled(tmp_path / "a" / "b" / "cache", groups=1)
-    assert len(cache.find(GROUP, list(TRUTH))) == 3
 
 
 def test_a_folder_that_vanishes_is_missed_and_not_refilled(cache: CacheFolder):
@@ -457,13 +412,6 @@ def test_threads_put_and_find_at_once(cache: CacheFolder):
         thread.join(60)
     assert not wrong
     assert cache.usage() == sum(-(-path.stat().st_size // 4096) * 4096 for path in files_of(cache.ref.folder))
-
-
-def test_an_empty_column_is_found(cache: CacheFolder):
-    name = digest_of("empty")
-    column = CachedColumn({"x": np.empty((0, 4), "f4"), "n": np.empty(0, "i4")}, {"rows": 0})
-    assert cache.put(GROUP, {name: column}, cpu_s=0.0)
-    assert same(cache.find(GROUP, [name])[name], column)
 
 
 def test_without_a_size_the_bound_is_a_tenth_of_the_file_system(tmp_path: Path):

@@ -58,14 +58,6 @@ def test_arrays_of_all_dtypes_and_shapes_are_read_as_written(tmp_path: Path, dty
                 array[:] = 0
 
 
-def test_bits_of_nans_and_zeros_are_kept(tmp_path: Path):
-    bits = np.array([0x7FF8000000000001, 0x7FF0000000000001, 0x8000000000000000, 0xFFF8000000000000], "u8")
-    write(tmp_path / "a.entry", {"c0": CachedColumn({"x": bits.view("f8")}, {})})
-    with EntryFile(str(tmp_path / "a.entry")) as file:
-        found, _ = file.read(["c0"])
-    assert found["c0"].arrays["x"].view("u8").tolist() == bits.tolist()
-
-
 def test_a_column_may_have_no_arrays(tmp_path: Path):
     write(tmp_path / "a.entry", {"c0": CachedColumn({}, {"empty": True})})
     with EntryFile(str(tmp_path / "a.entry")) as file:

@@ -86,17 +86,6 @@ def test_a_damaged_chunk_is_fetched_again_and_counted(chunks: FileChunks) -> Non
     assert read(chunks, A, B) == []
 
 
-@pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_entry_is_fetched_again(chunks: FileChunks, part: float) -> None:
-    read(chunks, A, B)
-    [entry] = entries(chunks)
-    content = entry.read_bytes()
-    entry.write_bytes(content[: int(part * len(content))])
-    read(chunks, A, B)
-    read(chunks, A, B)  # the truncated file is gone, with what was unharmed in it
-    assert read(chunks, A, B) == []
-
-
 def test_what_a_store_failed_to_deliver_is_not_kept(chunks: FileChunks) -> None:
     def fail(ranges: Sequence[Range]) -> None:
         raise StoreError("the store is down")
@@ -142,13 +131,3 @@ def test_threads_that_need_a_row_group_at_once_fetch_it_once(chunks: FileChunks)
     for thread in [first, *others]:
         thread.join(60)
     assert fetched == [A, B]
-
-
-def test_entries_are_found_by_table_and_partition(chunks: FileChunks) -> None:
-    group = chunks._group(VERSION, 3)
-    assert (group.table, group.path, group.row_group, dict(group.partition)) == (
-        "s3://b/t",
-        "ds=1/f.parquet",
-        3,
-        {"ds": 1},
-    )

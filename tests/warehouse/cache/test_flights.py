@@ -246,3 +246,20 @@ def test_processes_that_fill_the_same_row_groups_compute_each_once(tmp_path: Pat
         truth = columns_of(group_of(number))
         found = cache.find(group_of(number), list(truth))
         assert all(same(found[name], truth[name]) for name in truth)
+
+
+def test_counts_of_threads_are_all_there():
+    counters = CacheCounters()
+    start = threading.Barrier(4)
+
+    def add() -> None:
+        start.wait(30)
+        for _ in range(5_000):
+            counters.add(hits=1, bytes_read=3, waited_s=0.5)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (counters.hits, counters.bytes_read, counters.waited_s) == (20_000, 60_000, 10_000.0)

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 from cache_entries import columns_of, files_of, filled, group_of, ref_of, stop_halfway
 from forked import forked
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feedline.warehouse.cache import cache_folder, flights
-from feedline.warehouse.cache.cache_folder import CacheFolder, FolderSpace
+from feedline.warehouse.cache.cache_folder import CacheFolder, FolderSpace, WriteBudget
 from feedline.warehouse.cache.flights import CacheCounters
 
 FILE_BYTES = 36_864  # of columns_of, in whole blocks
@@ -142,3 +144,29 @@ def test_a_killed_writers_file_is_removed_when_room_is_made(tmp_path: Path):
     assert not tight.make_room(tight.bound, 0.0, CacheCounters())
     assert not left.exists()
     assert files_of(tmp_path) == entries
+
+
+SECONDS = st.floats(1e-4, 10)
+
+
+@given(st.floats(0.01, 1), SECONDS, SECONDS, st.integers(1, 300))
+def test_writing_keeps_to_its_share_after_the_first_entry(share: float, made_s: float, written_s: float, count: int):
+    budget, written = WriteBudget(share), 0
+    for _ in range(count):
+        writes = budget.allows()
+        written += writes
+        budget.spend(made_s=made_s, written_s=written_s if writes else 0.0)
+    assert written * written_s <= max(share * count * made_s, written_s) * (1 + 1e-9)
+    if written < count and share * made_s <= written_s:  # what is left is too little for another entry
+        assert (written + 1) * written_s >= share * (count - 1) * made_s * (1 - 1e-9)
+
+
+def test_some_seconds_are_free_and_without_a_share_all_are():
+    unbound = WriteBudget(None)
+    unbound.spend(made_s=1.0, written_s=100.0)
+    assert unbound.allows()
+    budget, written = WriteBudget(0.01, free_s=1.0), 0
+    while budget.allows():
+        budget.spend(made_s=1.0, written_s=0.125)
+        written += 1
+    assert written == 8

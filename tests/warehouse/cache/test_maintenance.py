@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_entries import columns_of, digest_of, files_of, filled, group_of, ref_of
+from cache_entries import columns_of, digest_of, files_of, group_of, ref_of
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.progress import Progress, on_progress
@@ -58,12 +58,6 @@ def test_tables_are_described(folder: str):
     assert (users.table, users.row_group, users.files, users.columns) == ("users", 0, 1, 5)
     [alone] = describe_folder(folder, by_row_group=False, table="users").groups
     assert alone == users
-
-
-def test_an_empty_cache_is_described(tmp_path: Path):
-    CacheFolder(ref_of(tmp_path))
-    report = describe_folder(str(tmp_path), by_row_group=True)
-    assert (report.groups, report.whole.files, report.whole.bytes) == ((), 0, 0)
 
 
 def test_files_of_other_kinds_are_counted(folder: str):
@@ -228,11 +222,6 @@ def test_a_foreign_folder_is_refused(tmp_path: Path):
     ):
         with pytest.raises(SpecError, match="is not a cache"):
             run()
-
-
-def test_the_bytes_are_those_of_the_folder(tmp_path: Path):
-    cache = filled(tmp_path, groups=3)
-    assert describe_folder(str(tmp_path), by_row_group=False).whole.bytes == cache.usage()
 
 
 # -- whatever a job named the table ------------------------------------------------------------------------------------
