@@ -140,6 +140,16 @@ class RunFacts:
         return min(1.0, max(0.0, self.trainer_wait_s / self.wall_s))
 
     @property
+    def steps_per_s(self) -> float:
+        """Delivered batches per second."""
+        return self.batches / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def slot_wait(self) -> float:
+        """The share of time that finished batches waited for a free slot."""
+        return min(1.0, max(0.0, self.wait_slots_s / self.wall_s)) if self.wall_s > 0 else 0.0
+
+    @property
     def block_cpu_s(self) -> float:
         """CPU seconds of computing blocks."""
         return self.times.cpu_s

@@ -16,7 +16,7 @@ from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.limits.run_facts import RunFacts
 from feedline.loader.wire.facts import BlockStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus, state_of_ranks
-from feedline.service.page.status_history import RankRates, StatusHistory, ring_fill, workers_of
+from feedline.service.page.status_history import JobPoint, StatusHistory
 
 # A rank is the straggler if its trainer waits for this much more of the time than the median rank's.
 _STRAGGLER_SHARE = 0.05
@@ -26,28 +26,17 @@ _EPOCH = " in epoch "  # what follows of a warning changes from epoch to epoch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """A rank in the table. epoch: from 0; epochs: 0 if unknown; done: of all steps of all epochs, of 1; eta_s: to the
-    last step of the last epoch; of this epoch, where epochs are unknown. None: unknown, or not fed. silent_s: since its
-    feeder's last status, if that is unusual."""
+    """A rank in the table. epochs: 0 if unknown; done: of all steps of all epochs, of 1; eta_s: to the last step of the
+    last epoch; of this epoch, where epochs are unknown. facts: of the last seconds. None: unknown, or not fed.
+    silent_s: since its feeder's last status, if that is unusual."""
 
-    rank: int
+    status: RankStatus
     host: str
-    state: str
-    epoch: int
     epochs: int
-    step: int
-    steps: int
     done: float | None
-    rates: RankRates | None
-    ready: int
-    slots: int
-    blocks: int
-    window: int
-    window_reason: str
+    facts: RunFacts | None
     eta_s: float | None
-    starved: bool
     silent_s: float
-    error: str
     straggler: bool = False
 
 
@@ -68,30 +57,6 @@ class SourcedText(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buffers:
-    """What is between workers and trainers, of all ranks: blocks in flight and their limit, bytes of finished blocks,
-    batches and slots of the rings; fill: of the emptiest ring (None: there is none)."""
-
-    blocks: int
-    window: int
-    held_bytes: int
-    ready: int
-    slots: int
-    fill: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputedBlocks:
-    """The work for the blocks of a job so far. cached: None without a cache."""
-
-    stages: tuple[StageShare, ...]
-    blocks: int
-    resubmitted: int
-    nbytes_read: int
-    cached: CacheCounts | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitedRank:
     """The rank whose trainer waits most, with what it used over the last seconds, and its feeder."""
 
@@ -102,13 +67,13 @@ class LimitedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job as the page shows it. first: the status of its first feeder. cores, cpu_s, workers, threads, lost,
-    regained, restarts: of all feeders; seconds: since the first one's start.
+    """A job as the page shows it. first: the status of its first feeder. cores, cpu_s, lost, regained, restarts: of all
+    feeders; seconds: since the first one's start. now: the last point of its series.
 
-    rows_per_s: of all ranks; trainer, slots: the greatest share of a rank's time that the trainer waited for a batch,
-    and that finished batches waited for the trainer (None before the second status). done: of the rank with the least,
-    of 1; eta_s: of the last one to end; of_epoch: both are of the epoch, as epochs are unknown. slowest: of the ranks
-    with rates. decisions: the newest first.
+    rows, held_bytes, ready, slots: of all ranks: delivered; of finished blocks; batches and slots of the rings. done:
+    of the rank with the least, of 1; eta_s: of the last one to end; of_epoch: both are of the epoch, as epochs are
+    unknown. stages, work: of computing its blocks so far. slowest: of the ranks that are fed. decisions: the newest
+    first.
     """
 
     job: str
@@ -118,18 +83,17 @@ class JobView:
     cores: float
     cpu_s: float
     seconds: float
+    now: JobPoint
     ranks: tuple[RankRow, ...]
     rows: int
-    rows_per_s: float | None
-    trainer: float | None
-    slots: float | None
+    held_bytes: int
+    ready: int
+    slots: int
     done: float | None
     eta_s: float | None
     of_epoch: bool
-    buffers: Buffers
-    work: ComputedBlocks
-    workers: int
-    threads: int
+    stages: tuple[StageShare, ...]
+    work: BlockStats
     lost: int
     regained: int
     restarts: int
@@ -142,7 +106,7 @@ class JobView:
     @property
     def silent(self) -> tuple[RankRow, ...]:
         """The ranks whose feeders are silent before these have ended."""
-        return tuple(row for row in self.ranks if row.silent_s and row.state != "ended")
+        return tuple(row for row in self.ranks if row.silent_s and row.status.state != "ended")
 
     @property
     def stragglers(self) -> tuple[RankRow, ...]:
@@ -157,8 +121,7 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
         return None
     ranks = [rank for status in statuses for rank in status.ranks]
     rows = mark_stragglers([_rank_row(history, status, rank) for status in statuses for rank in status.ranks])
-    rates = [row.rates for row in rows if row.rates is not None]
-    workers, threads = workers_of(statuses)
+    work = _sum([rank.stats.delivery for rank in ranks])
     decisions = [each for status in statuses for each in status.decisions]
     return JobView(
         job=job,
@@ -168,18 +131,17 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
         cores=sum(status.cores for status in statuses),
         cpu_s=sum(status.cpu_s for status in statuses),
         seconds=max(status.now_s - status.started_s for status in statuses),
+        now=history.points(job)[-1],
         ranks=rows,
         rows=sum(rank.stats.rows for rank in ranks),
-        rows_per_s=sum(rate.rows_per_s for rate in rates) if rates else None,
-        trainer=max((rate.trainer for rate in rates), default=None),
-        slots=max((rate.slots for rate in rates), default=None),
+        held_bytes=sum(rank.held_bytes for rank in ranks),
+        ready=sum(rank.ready for rank in ranks),
+        slots=sum(rank.stats.ring_slots for rank in ranks),
         done=min((row.done for row in rows if row.done is not None), default=None),
         eta_s=max((row.eta_s for row in rows if row.eta_s is not None), default=None),
         of_epoch=any(row.done is not None and not row.epochs for row in rows),
-        buffers=_buffers(ranks),
-        work=_work([rank.stats.delivery for rank in ranks]),
-        workers=workers,
-        threads=threads,
+        stages=_stages(work.times),
+        work=work,
         lost=sum(status.lost for status in statuses),
         regained=sum(status.regained for status in statuses),
         restarts=sum(status.restarts for status in statuses),
@@ -220,24 +182,13 @@ def _slowest(history: StatusHistory, statuses: Sequence[FeederStatus]) -> Limite
         LimitedRank(rank=rank, feeder=status, facts=facts)
         for status in statuses
         for rank in status.ranks
-        if rank.state == "feeding" and (facts := history.facts(status.feeder, rank.rank)) is not None
+        if (facts := history.facts(status.feeder, rank)) is not None
     ]
     return max(ranks, key=lambda each: each.facts.trainer_wait or 0.0, default=None)
 
 
-def _buffers(ranks: Sequence[RankStatus]) -> Buffers:
-    return Buffers(
-        blocks=sum(rank.stats.blocks_in_flight for rank in ranks),
-        window=sum(rank.stats.window for rank in ranks),
-        held_bytes=sum(rank.held_bytes for rank in ranks),
-        ready=sum(rank.ready for rank in ranks),
-        slots=sum(rank.stats.ring_slots for rank in ranks),
-        fill=min((fill for rank in ranks if (fill := ring_fill(rank)) is not None), default=None),
-    )
-
-
-def _work(delivery: Sequence[BlockStats]) -> ComputedBlocks:
-    times = BlockTimes.total(each.times for each in delivery)
+def _stages(times: BlockTimes) -> tuple[StageShare, ...]:
+    """The stages of blocks; none before the first."""
     seconds = {
         "store wait": times.fetch_s,
         "decoding": max(0.0, times.read_s - times.fetch_s),
@@ -245,12 +196,16 @@ def _work(delivery: Sequence[BlockStats]) -> ComputedBlocks:
         "encoding": times.encode_s,
     }
     total = sum(seconds.values())
+    return tuple(StageShare(name, part, part / total) for name, part in seconds.items()) if total > 0 else ()
+
+
+def _sum(delivery: Sequence[BlockStats]) -> BlockStats:
     cached = [each.cached for each in delivery if each.cached is not None]
-    return ComputedBlocks(
-        stages=tuple(StageShare(name, part, part / total) for name, part in seconds.items()) if total > 0 else (),
+    return BlockStats(
         blocks=sum(each.blocks for each in delivery),
-        resubmitted=sum(each.resubmitted for each in delivery),
         nbytes_read=sum(each.nbytes_read for each in delivery),
+        times=BlockTimes.total(each.times for each in delivery),
+        resubmitted=sum(each.resubmitted for each in delivery),
         cached=sum(cached, CacheCounts()) if cached else None,
     )
 
@@ -263,46 +218,32 @@ def mark_stragglers(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
     ranks that are alike would take turns. Steps are those of batches in the ring: a rank is behind if it is by more
     than a ring holds.
     """
-    ordered = sorted(rows, key=lambda row: row.rank)
-    feeding = [row for row in ordered if row.rates is not None and row.state == "feeding"]
-    if len(feeding) < 2:
+    ordered = sorted(rows, key=lambda row: row.status.rank)
+    fed = {row.status.rank: (row.status.stats, row.facts) for row in ordered if row.facts is not None}
+    if len(fed) < 2:
         return tuple(ordered)
-    place = {row.rank: row.epoch * row.steps + row.step for row in feeding}
-    last = min(feeding, key=lambda row: place[row.rank])
-    if max(place.values()) - place[last.rank] > last.slots:
-        slow = [last.rank]
+    place = {rank: stats.epoch * stats.steps + stats.step for rank, (stats, _) in fed.items()}
+    last = min(place, key=place.__getitem__)
+    if max(place.values()) - place[last] > fed[last][0].ring_slots:
+        slow = [last]
     else:
-        shares = {row.rank: row.rates.trainer for row in feeding if row.rates is not None}
+        shares = {rank: facts.trainer_wait or 0.0 for rank, (_, facts) in fed.items()}
         least = max(shares.values()) - _STRAGGLER_SHARE
         slow = [rank for rank, share in shares.items() if share > least >= median(shares.values())]
-    return tuple(replace(row, straggler=row.rank in slow) for row in ordered)
+    return tuple(replace(row, straggler=row.status.rank in slow) for row in ordered)
 
 
 def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) -> RankRow:
-    stats, rates = rank.stats, history.rates(status.feeder, rank)
+    stats, facts = rank.stats, history.facts(status.feeder, rank)
     left, epochs = None, status.epochs_known(stats.epoch)
     if stats.steps and not rank.awaits_plan:
         left = max(0, stats.steps - stats.step + max(epochs - stats.epoch - 1, 0) * stats.steps)
-    eta_s = None
-    if left is not None and rates is not None and rates.steps_per_s > 0:
-        eta_s = left / rates.steps_per_s
     return RankRow(
-        rank=rank.rank,
+        status=rank,
         host=status.host,
-        state=rank.state,
-        epoch=stats.epoch,
         epochs=epochs,
-        step=stats.step,
-        steps=stats.steps,
         done=None if left is None else 1 - left / max(1, stats.steps * max(epochs, 1)),
-        rates=rates,
-        ready=rank.ready,
-        slots=stats.ring_slots,
-        blocks=stats.blocks_in_flight,
-        window=stats.window,
-        window_reason=stats.window_reason,
-        eta_s=eta_s,
-        starved=rank.starved,
+        facts=facts,
+        eta_s=left / facts.steps_per_s if left is not None and facts is not None and facts.steps_per_s > 0 else None,
         silent_s=history.silence_s(status.feeder),
-        error=rank.error,
     )

@@ -92,7 +92,7 @@ def visible_ranks(rows: Sequence[RankRow]) -> tuple[list[RankRow], int]:
     with trouble."""
     if len(rows) <= RANKS:
         return list(rows), 0
-    trouble = [row for row in rows[RANKS:] if row.straggler or row.starved or row.error or row.silent_s]
+    trouble = [row for row in rows[RANKS:] if row.straggler or row.status.starved or row.status.error or row.silent_s]
     shown = [*rows[:RANKS], *trouble[:RANKS]]
     return shown, len(rows) - len(shown)
 

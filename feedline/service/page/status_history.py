@@ -20,21 +20,11 @@ _SHARED = "scheduler"  # the form of a cluster whose workers all feeders of a jo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankRates:
-    """A rank's rates over about `RATE_S`: rows and steps per second; the shares of time that the trainer waited for a
-    batch, and that the feeder waited for a free slot."""
-
-    rows_per_s: float
-    steps_per_s: float
-    trainer: float
-    slots: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPoint:
     """A job at one moment, for its series. at_s: unix time of the process that serves the page. rows_per_s: of all
     ranks; trainer, slots: the greatest share of a rank's time that the trainer waited, and that batches waited for it;
-    blocks, window: in flight and their limit, of all ranks; ring: fill of the emptiest one, of 1. None: unknown."""
+    blocks, window: in flight and their limit, of all ranks; ring: fill of the emptiest one, of 1. workers, threads:
+    those that its feeders share, and those that each has. None: unknown."""
 
     at_s: float
     rows_per_s: float | None
@@ -101,24 +91,12 @@ class StatusHistory:
         silent_s = self.now_s - self._feeders[feeder].seen_s
         return silent_s if silent_s > SILENT_S else 0.0
 
-    def rates(self, feeder: str, rank: RankStatus) -> RankRates | None:
-        """The rates of a rank; None before its second status, and if it is not fed."""
-        facts = self.facts(feeder, rank.rank)
-        if facts is None or rank.state != "feeding":
-            return None
-        return RankRates(
-            rows_per_s=facts.rows_per_s,
-            steps_per_s=facts.batches / facts.wall_s,
-            trainer=facts.trainer_wait or 0.0,
-            slots=min(1.0, max(0.0, facts.wait_slots_s / facts.wall_s)),
-        )
-
-    def facts(self, feeder: str, rank: int) -> RunFacts | None:
-        """What a rank has used over about `RATE_S`; None before its second status."""
-        key = feeder, rank
+    def facts(self, feeder: str, rank: RankStatus) -> RunFacts | None:
+        """What a rank has used over about `RATE_S`; None before its second status, and if it is not fed."""
+        key = feeder, rank.rank
         if key not in self._facts:
-            self._facts[key] = self._between(feeder, rank)
-        return self._facts[key]
+            self._facts[key] = self._between(feeder, rank.rank)
+        return self._facts[key] if rank.state == "feeding" else None
 
     def _between(self, feeder: str, rank: int) -> RunFacts | None:
         samples = self._feeders[feeder].samples.get(rank)
@@ -137,14 +115,14 @@ class StatusHistory:
     def _point(self, job: str) -> JobPoint:
         statuses = self.statuses(job)
         ranks = [rank for status in statuses for rank in status.ranks]
-        rates = [self.rates(status.feeder, rank) for status in statuses for rank in status.ranks]
-        known = [rate for rate in rates if rate is not None]
+        fed = [self.facts(status.feeder, rank) for status in statuses for rank in status.ranks]
+        facts = [each for each in fed if each is not None]
         workers, threads = workers_of(statuses)
         return JobPoint(
             at_s=self.now_s,
-            rows_per_s=sum(rate.rows_per_s for rate in known) if known else None,
-            trainer=max((rate.trainer for rate in known), default=None),
-            slots=max((rate.slots for rate in known), default=None),
+            rows_per_s=sum(each.rows_per_s for each in facts) if facts else None,
+            trainer=max((each.trainer_wait or 0.0 for each in facts), default=None),
+            slots=max((each.slot_wait for each in facts), default=None),
             blocks=sum(rank.stats.blocks_in_flight for rank in ranks),
             window=sum(rank.stats.window for rank in ranks),
             ring=min((fill for rank in ranks if (fill := ring_fill(rank)) is not None), default=None),

@@ -36,28 +36,28 @@ def test_a_job_without_feeders_has_no_view():
 def test_numbers_of_two_hosts_are_one_job():
     view = view_of(*([host(1, at, 0.3, 0.3), host(0, at, 0.1, 0.5)] for at in (10, 20)))
     assert view.hosts == ("node-0", "node-1")  # by rank
-    assert [row.rank for row in view.ranks] == [0, 1, 2, 3]
-    assert view.rows_per_s == pytest.approx(40_000)
+    assert [row.status.rank for row in view.ranks] == [0, 1, 2, 3]
+    assert view.now.rows_per_s == pytest.approx(40_000)
     assert view.rows == 4 * 200_000
-    assert view.trainer == pytest.approx(0.5)
-    assert (view.buffers.blocks, view.buffers.window, view.buffers.ready, view.buffers.slots) == (12, 16, 8, 32)
+    assert view.now.trainer == pytest.approx(0.5)
+    assert (view.now.blocks, view.now.window, view.ready, view.slots) == (12, 16, 8, 32)
     assert view.cores == 16
     assert view.work.cached == CacheCounts(found=4 * 600, computed=4 * 200, nbytes_read=4 * 8_000_000)
 
 
 def test_stages_are_shares_of_computing():
     view = view_of([status_at(10)])
-    assert {stage.name: round(stage.share, 3) for stage in view.work.stages} == {
+    assert {stage.name: round(stage.share, 3) for stage in view.stages} == {
         "store wait": 0.062,
         "decoding": 0.625,
         "ops": 0.188,
         "encoding": 0.125,
     }
-    assert sum(stage.share for stage in view.work.stages) == pytest.approx(1)
+    assert sum(stage.share for stage in view.stages) == pytest.approx(1)
 
 
 def test_before_the_first_block_there_are_no_stages():
-    assert view_of([status_at(0)]).work.stages == ()
+    assert view_of([status_at(0)]).stages == ()
 
 
 def test_the_rest_of_the_time_is_that_of_all_epochs_of_the_last_rank():
@@ -70,14 +70,14 @@ def test_the_rest_of_the_time_is_that_of_all_epochs_of_the_last_rank():
 
 def test_the_rank_whose_trainer_waits_more_than_the_others_is_the_straggler():
     view = view_of(*([host(0, at, 0.1, 0.4), host(1, at, 0.1, 0.12)] for at in (10, 20)))
-    assert [row.rank for row in view.ranks if row.straggler] == [1]
+    assert [row.status.rank for row in view.ranks if row.straggler] == [1]
 
 
 def test_slow_ranks_that_are_alike_do_not_take_turns():
     view = view_of(*([host(0, at, 0.1, 0.41, 0.1), host(1, at, 0.12, 0.4, 0.1)] for at in (10, 20)))
-    slow = [row.rank for row in view.ranks if row.rates is not None and row.rates.trainer > 0.3]
+    slow = [row.status.rank for row in view.ranks if row.facts is not None and (row.facts.trainer_wait or 0) > 0.3]
     assert len(slow) == 2
-    assert [row.rank for row in view.stragglers] == slow
+    assert [row.status.rank for row in view.stragglers] == slow
 
 
 def test_the_rank_that_is_steps_behind_is_the_straggler_whoever_waits():
@@ -87,7 +87,7 @@ def test_the_rank_that_is_steps_behind_is_the_straggler_whoever_waits():
         return [replace(status, ranks=(first, replace(last, stats=replace(last.stats, step=last.stats.step - 9))))]
 
     view = view_of(moment(10), moment(20))
-    assert [row.rank for row in view.ranks if row.straggler] == [1]
+    assert [row.status.rank for row in view.ranks if row.straggler] == [1]
 
 
 @pytest.mark.parametrize("waits", [(0.30, 0.32), (0.9,), (0.0, 0.0)])
@@ -141,7 +141,7 @@ def test_trainers_that_count_epochs_by_themselves_see_what_is_done_of_the_epoch(
         view = view_of([views[0]], [replace(views[1], ranks=tuple(ranks))])
         assert (view.done, view.of_epoch) == (pytest.approx(200 / 4_000), True)
         assert view.eta_s == pytest.approx(3800 / 10)
-        assert {(row.epoch, row.epochs) for row in view.ranks} == {(5, 0)}
+        assert {(row.status.stats.epoch, row.epochs) for row in view.ranks} == {(5, 0)}
 
 
 def test_a_warning_of_every_epoch_and_rank_is_one_line():

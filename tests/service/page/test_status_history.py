@@ -21,7 +21,7 @@ def history_of(*seconds: float, **options: float) -> StatusHistory:
 
 
 def test_there_are_no_rates_before_the_second_status():
-    assert history_of(5).rates("job-a-feeder", rank_at(0, 5)) is None
+    assert history_of(5).facts("job-a-feeder", rank_at(0, 5)) is None
     assert history_of(5).points("job-a")[-1].rows_per_s is None
 
 
@@ -30,12 +30,12 @@ def test_rates_are_differences_over_the_last_seconds(wait: float, seconds: list[
     history = StatusHistory()
     for second in sorted(seconds):
         history.add([status_at(second, wait=wait)], now_s=START_S + second)
-    rates = history.rates("job-a-feeder", rank_at(1, 5))
-    assert rates is not None
-    assert rates.rows_per_s == pytest.approx(10_000)
-    assert rates.steps_per_s == pytest.approx(10)
-    assert rates.trainer == pytest.approx(wait, abs=1e-6)
-    assert rates.slots == pytest.approx((1 - wait) / 2, abs=1e-6)
+    facts = history.facts("job-a-feeder", rank_at(1, 5))
+    assert facts is not None
+    assert facts.rows_per_s == pytest.approx(10_000)
+    assert facts.steps_per_s == pytest.approx(10)
+    assert facts.trainer_wait == pytest.approx(wait, abs=1e-6)
+    assert facts.slot_wait == pytest.approx((1 - wait) / 2, abs=1e-6)
     assert history.points("job-a")[-1].rows_per_s == pytest.approx(20_000)  # of two ranks
 
 
@@ -46,16 +46,16 @@ def test_rates_forget_what_is_older_than_their_window():
         rank = status.ranks[0]
         stats = replace(rank.stats, rows=1_000_000 + second * 10)
         history.add([replace(status, ranks=(replace(rank, stats=stats),))], now_s=START_S + second)
-    rates = history.rates("job-a-feeder", rank_at(0, 5))
-    assert rates is not None
-    assert rates.rows_per_s == pytest.approx(10)
+    facts = history.facts("job-a-feeder", rank_at(0, 5))
+    assert facts is not None
+    assert facts.rows_per_s == pytest.approx(10)
 
 
 def test_a_rank_that_has_ended_has_no_rates_and_no_ring():
     ended = replace(rank_at(0, 20), state="ended")
     history = history_of(10, 20, ranks=1)
     history.add([replace(status_at(21), ranks=(ended,))], now_s=START_S + 21)
-    assert history.rates("job-a-feeder", ended) is None
+    assert history.facts("job-a-feeder", ended) is None
     point = history.points("job-a")[-1]
     assert (point.rows_per_s, point.trainer, point.ring) == (None, None, None)
 
@@ -65,15 +65,15 @@ def test_a_new_trainer_starts_the_rates_afresh():
     status = status_at(21)
     fresh = replace(rank_at(0, 0), trainer=9)
     history.add([replace(status, ranks=(fresh, status.ranks[1]))], now_s=START_S + 21)
-    assert history.rates("job-a-feeder", rank_at(0, 5)) is None
-    assert history.rates("job-a-feeder", rank_at(1, 5)) is not None
+    assert history.facts("job-a-feeder", rank_at(0, 5)) is None
+    assert history.facts("job-a-feeder", rank_at(1, 5)) is not None
 
 
 def test_a_status_that_was_seen_counts_once():
     history = StatusHistory()
     for now in (0.0, 1.0, 2.0):
         history.add([status_at(5)], now_s=START_S + now)
-    assert history.rates("job-a-feeder", rank_at(0, 5)) is None
+    assert history.facts("job-a-feeder", rank_at(0, 5)) is None
     assert len(history.points("job-a")) == 3
 
 
