@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from feedline.config.cluster_section import TlsSpec
 from feedline.errors import ClusterError
 from feedline.service.certificate_authority import make_certificates
-from feedline.service.certificates import check_certificate_files
+from feedline.service.certificates import check_certificate_files, security_of
 from feedline.service.cluster.scheduler_connection import check_scheduler
 from feedline.service.refused_connection import check_scheduler_host, explain_refusal
 
@@ -85,6 +85,19 @@ def test_files_that_cannot_be_read_are_told(folders: Path, tmp_path: Path):
     locked = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret)
     (tmp_path / "locked.key").write_bytes(locked)
     assert "is encrypted with a password" in refusal(files(good, key=tmp_path / "locked.key"))
+
+
+def test_files_of_a_role_serve_every_role_and_are_checked(folders: Path):
+    plain = security_of(None, listens=True).get_connection_args("client")
+    assert (plain["ssl_context"], plain["require_encryption"]) == (None, False)
+    tls = files(folders / "good", "worker")
+    security = security_of(tls, listens=True)
+    for role in ("client", "worker", "scheduler"):
+        arguments = security.get_connection_args(role)
+        assert (arguments["require_encryption"], arguments["ssl_context"] is not None) == (True, True)
+        assert security.get_tls_config_for_role(role)["cert"] == tls.cert
+    with pytest.raises(ClusterError, match="nothing-there"):
+        security_of(files(folders / "good", "worker", key=Path("/nothing-there")), listens=True)
 
 
 # -- connections ------------------------------------------------------------------------------------------------

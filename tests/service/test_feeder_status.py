@@ -1,29 +1,30 @@
-"""The status of a real feeder, while it runs and when it has ended."""
+"""The status of a real feeder, while it runs and when it has ended; and what it says of plans, decisions and errors."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
+import duckdb
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from pipelines import PATIENCE_S, Place, eventually, furnished
 from ringless_trainers import trainers_of, write_pipeline
-from schedulers import local_cluster
 
-from feedline import FeedlineDataset
+from feedline import FeedlineDataset, Pipeline
 from feedline.config import load_spec
 from feedline.errors import DataError
 from feedline.loader.ring.status_files import live_statuses
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service import feeder_status as status_gatherer
-from feedline.service.feeder_status import StatusGatherer
+from feedline.service.feeder_status import DecisionLog, StatusGatherer, plan_status, shown_finding, shown_text
 from feedline.service.last_runs import LastRun, last_status
-from feedline.service.scheduler.extension import statuses_of
 
 ROWS = 20_000
 
@@ -67,34 +68,6 @@ def test_a_run_is_seen_while_it_runs_and_afterwards(place: Place):
     assert (last.feeder, last.ranks[0].state, last.ranks[0].error) == (status.feeder, "ended", "")
     assert last.ranks[0].stats.rows >= ROWS // 256 * 256
     assert last.ranks[0].stats.delivery.blocks > 0
-
-
-def test_the_scheduler_of_a_cluster_knows_its_feeders(tmp_path: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch):
-    """By address, as pages and metrics of a scheduler see them."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
-
-    def delivering() -> list[FeederStatus]:
-        return [each for each in source() if each.ranks and each.ranks[0].stats.batches >= 5]
-
-    with local_cluster("feedline.service.scheduler.preload", workers=2) as local:
-        source = statuses_of(local.scheduler)
-        assert source is not None
-        path = Place(folder=tmp_path, table=clicks).write(cluster={"scheduler": local.scheduler_address})
-        with FeedlineDataset(path) as dataset:
-            iterator = iter(dataset)
-            for _ in range(5):
-                next(iterator)
-            [status] = eventually(
-                lambda: [each for each in source() if each.ranks and each.ranks[0].stats.batches >= 5]
-            )
-            assert (status.form, status.workers, status.threads) == ("scheduler", 2, 2)
-            assert (status.lost, status.regained) == (0, 0)
-            jobs = local.scheduler.plugins["feedline-jobs"].book.reports(time.time())
-            assert [(report.job, report.feeder) for report in jobs] == [(status.job, status.feeder)]
-        assert eventually(lambda: source() == [])
-    last = last_status(load_spec(path))
-    assert last is not None
-    assert last.ranks[0].state == "ended"
 
 
 def test_an_error_is_kept_without_the_value_that_it_quotes(place: Place):
@@ -204,3 +177,79 @@ def test_a_store_that_does_not_answer_delays_the_end_of_a_feeder_by_the_limit(
     finally:
         answered.set()
     assert eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "feedline-status"])
+
+
+def test_a_plan_says_what_it_prunes(tmp_path: Path, clicks: Path):
+    """Partitions by their keys, and row groups by statistics of `ts`, which rises from file to file."""
+    files = sorted(clicks.rglob("*.parquet"))
+    days = sorted({path.parent.name for path in files})
+    kept = [path for path in files if path.parent.name != days[0]]
+    every = {
+        path: [pq.read_metadata(path).row_group(index) for index in range(pq.read_metadata(path).num_row_groups)]
+        for path in files
+    }
+    name = "ts"
+    index = pq.read_schema(files[0]).get_field_index(name)
+    stops = sorted(group.column(index).statistics.max for path in kept for group in every[path])
+    bound = stops[len(stops) // 2]
+    column, day = days[0].split("=")
+    where = f"{column} > '{day}' and ts > {_literal(bound)}"
+    with furnished(tmp_path, clicks) as place:
+        status = plan_status(Pipeline.from_yaml(place.write(source={"where": where})).plan())
+    groups = sum(map(len, every.values()))
+    of_kept = sum(len(every[path]) for path in kept)
+    after = [group for path in kept for group in every[path] if group.column(index).statistics.max > bound]
+    parts = {part.what: part for part in status.pruning}
+    assert (parts["row groups by partitions"].total, parts["row groups by partitions"].kept) == (groups, of_kept)
+    assert (parts["row groups by statistics"].total, parts["row groups by statistics"].kept) == (of_kept, len(after))
+    left = {path for path in kept for group in every[path] if group.column(index).statistics.max > bound}
+    assert (parts["files"].total, parts["files"].kept) == (len(files), len(left))
+    sizes = [part.nbytes for part in status.pruning]
+    assert all(size is not None and size > 0 for size in sizes)
+    [(rows,)] = duckdb.sql(
+        f"select count(*) from read_parquet('{clicks}/**/*.parquet', hive_partitioning=true) "
+        f"where {column} > '{day}' and ts > {_literal(bound)}"
+    ).fetchall()
+    assert (status.rows, status.batch_size, status.steps) == (rows, 256, rows // 256)
+    assert status.rows_dropped == rows % 256
+
+
+def _literal(value: object) -> str:
+    return str(value) if isinstance(value, (int, float)) else f"'{value}'"
+
+
+def test_decisions_are_kept_by_topic(caplog: pytest.LogCaptureFixture):
+    with closing(DecisionLog()) as log:
+        logging.getLogger("feedline.window").warning("before the beginning")
+        log.begin()
+        for name in ("feedline.window", "feedline.scaling", "feedline.cache"):
+            caplog.set_level(logging.INFO, name)
+            logging.getLogger(name).info("rank %d: more", 3)
+        logging.getLogger("feedline.service.cluster.scheduler_connection").warning("it is gone: got OSError")
+        logging.getLogger("feedline.service.feeder.delivery").warning("of another part")
+    logging.getLogger("feedline.window").warning("after the end")
+    decisions = log.last()
+    assert [decision.topic for decision in decisions] == ["window", "workers", "cache", "cluster"]
+    assert [decision.text for decision in decisions[::3]] == ["rank 3: more", "it is gone (the log has the value)"]
+    assert decisions[0].at_s == pytest.approx(caplog.records[1].created)
+
+
+def test_the_last_50_are_kept():
+    with closing(DecisionLog()) as log:
+        log.begin()
+        for number in range(60):
+            logging.getLogger("feedline.window").warning("%d", number)
+        assert [decision.text for decision in log.last()] == [str(number) for number in range(10, 60)]
+
+
+def test_values_and_secrets_are_left_out():
+    assert shown_text("feature x: a value breaks clip: got 'Jane Doe', expected a number") == (
+        "feature x: a value breaks clip (the log has the value)"
+    )
+    assert shown_text("the store s3://me:secret@host/b is slow\nagain") == "the store s3://host/b is slow again"
+    assert shown_text("8 blocks in flight, 4 ring slots: the pace is not known yet").endswith("not known yet")
+
+
+def test_findings_keep_rates_and_no_values():
+    text = "feature 'x' is not as expected in epoch 0: got null_rate 0.03, expected <= 0.01; got min -7, expected >= 0"
+    assert shown_finding(text) == text.replace("min -7", "min …")

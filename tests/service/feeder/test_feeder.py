@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from pipelines import PATIENCE_S
-from ringless_trainers import Trainer, trainers_of, write_pipeline
+from ringless_trainers import trainers_of, write_pipeline
 
 from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.ring.channel import ChannelClosedError, pair
@@ -132,45 +132,3 @@ def test_a_trainer_that_watches_its_plan_hears_how_far_it_is(tmp_path: Path, mon
         while not isinstance(trainer.channel.receive()[1], PlanAnswer):
             pass
     assert found == Progress(phase="counting", done=1, total=4, unit="rows")
-
-
-@pytest.mark.nightly  # its 2 minutes measure what the tests above count
-def test_a_trainer_that_reads_nothing_for_a_minute_costs_the_others_less_than_5_percent(tmp_path: Path):
-    """Epochs of one trainer while the other is stuck, and while it has nothing to do, in turns of 15 s."""
-    turns, turn_s, cost = 4, 15.0, 0.05
-    epochs, stop = [0], threading.Event()
-
-    def read_epochs(trainer: Trainer) -> None:
-        while not stop.is_set():
-            trainer.begin(last=False)
-            trainer.read()
-            epochs[0] += 1
-
-    def ask(trainer: Trainer) -> None:
-        for _ in range(2000):
-            trainer.channel.send_message(Diagnose())
-
-    def epochs_of_turn() -> int:
-        first = epochs[0]
-        assert not reading.done()
-        stop.wait(turn_s)
-        return epochs[0] - first
-
-    path = write_pipeline(tmp_path, steps=40)
-    with trainers_of(path, ranks=2) as (stuck, other), ThreadPoolExecutor(2) as pool:
-        reading = pool.submit(read_epochs, other)
-        counts: dict[str, list[int]] = {"idle": [], "stuck": []}
-        try:
-            for _ in range(turns):
-                counts["idle"].append(epochs_of_turn())
-                stuck.begin(last=True)
-                pool.submit(ask, stuck).result(PATIENCE_S)
-                counts["stuck"].append(epochs_of_turn())
-                assert pool.submit(stuck.read).result(PATIENCE_S) == list(range(20))
-            stop.set()
-            reading.result(PATIENCE_S)
-        finally:
-            stop.set()
-            for trainer in (stuck, other):
-                trainer.channel.shut_down()
-    assert sum(counts["stuck"]) > (1 - cost) * sum(counts["idle"]) > 0, counts

@@ -38,9 +38,10 @@ def get(address: str, **headers: str) -> tuple[int, str, bytes]:
         connection.close()
 
 
-def test_both_formats_have_the_state_of_the_moment_and_the_process():
+def test_both_formats_have_the_state_of_the_moment_and_the_process(caplog: pytest.LogCaptureFixture):
     numbers = [2.0, 0.5]
     with serve_metrics(ANY, METRICS, lambda: numbers, {}) as address:
+        assert [record.getMessage() for record in caplog.records] == [f"metrics at http://{address}/metrics"]
         numbers.append(4.0)
         status, kind, content = get(address)
         assert (status, kind.split(";")[0]) == (200, "text/plain")
@@ -91,11 +92,6 @@ def test_the_end_waits_for_no_client():
         half.send(b"GET /metr")
         assert get(address)[0] == 200
     half.close()
-
-
-def test_the_address_is_logged(caplog: pytest.LogCaptureFixture):
-    with serve_metrics(ANY, METRICS, lambda: [1.0], {}) as address:
-        assert [record.getMessage() for record in caplog.records] == [f"metrics at http://{address}/metrics"]
 
 
 def test_a_taken_port_is_an_error_that_names_the_folder():

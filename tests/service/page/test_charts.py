@@ -34,18 +34,6 @@ def test_shares_are_percentages_and_the_unknown_is_a_gap():
     assert set(columns) == {"at", *(line.column for chart in CHARTS for line in chart.lines)}
 
 
-def test_lines_of_a_chart_differ_without_color():
-    assert all(len({line.dash for line in chart.lines}) == len(chart.lines) for chart in CHARTS)
-
-
-def test_charts_without_a_job_are_hidden():
-    charts = Charts()
-    charts.show(())
-    assert not any(each.visible for each in charts.figures)
-    charts.show(points(2))
-    assert all(each.visible for each in charts.figures)
-
-
 def test_points_are_drawn_once():
     charts = Charts()
     charts.show(points(3))

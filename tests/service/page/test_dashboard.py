@@ -41,20 +41,6 @@ def test_the_page_needs_nothing_from_elsewhere_and_is_in_the_menu_of_dask():
                 assert b'<a href="feedline">Feedline</a>' in answer.read()
 
 
-def test_statuses_are_asked_for_once_a_second_for_all_viewers(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-
-    def statuses() -> list[object]:
-        asked.append(1)
-        return [status_at(len(asked))]
-
-    monkeypatch.setattr("feedline.service.page.live_page._FRESH_S", 1e9)
-    with served_page(statuses) as address:  # type: ignore[arg-type]
-        for _ in range(3):
-            urlopen(address, timeout=60).close()
-        assert len(asked) == 1
-
-
 def test_a_tab_that_is_closed_while_it_is_answered_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch):
     """Bokeh's ping finds its connection gone; what else finds it then has no session. Other errors are logged."""
     lost, logged = [], logging.handlers.QueueHandler(queue.SimpleQueue())

@@ -29,10 +29,6 @@ def host(number: int, seconds: float, *waits: float) -> FeederStatus:
     return replace(status_at(seconds), feeder=f"feeder-{number}", host=f"node-{number}", ranks=ranks)
 
 
-def test_a_job_without_feeders_has_no_view():
-    assert view_job(StatusHistory(), "job-a") is None
-
-
 def test_numbers_of_two_hosts_are_one_job():
     view = view_of(*([host(1, at, 0.3, 0.3), host(0, at, 0.1, 0.5)] for at in (10, 20)))
     assert view.hosts == ("node-0", "node-1")  # by rank
@@ -56,10 +52,6 @@ def test_stages_are_shares_of_computing():
     assert sum(stage.share for stage in view.stages) == pytest.approx(1)
 
 
-def test_before_the_first_block_there_are_no_stages():
-    assert view_of([status_at(0)]).stages == ()
-
-
 def test_the_rest_of_the_time_is_that_of_all_epochs_of_the_last_rank():
     view = view_of(*([status_at(at)] for at in (10, 20)))
     steps = 3 * 4000 - 200
@@ -80,14 +72,16 @@ def test_slow_ranks_that_are_alike_do_not_take_turns():
     assert [row.status.rank for row in view.stragglers] == slow
 
 
-def test_the_rank_that_is_steps_behind_is_the_straggler_whoever_waits():
+@pytest.mark.parametrize(("behind", "waits", "slow"), [(9, (0.6, 0.1), [1]), (8, (0.3, 0.3), [])])
+def test_the_rank_that_is_more_than_a_ring_behind_is_the_straggler_whoever_waits(
+    behind: int, waits: tuple[float, float], slow: list[int]
+):
     def moment(at: float) -> list[FeederStatus]:
-        status = host(0, at, 0.6, 0.1)
+        status = host(0, at, *waits)
         first, last = status.ranks
-        return [replace(status, ranks=(first, replace(last, stats=replace(last.stats, step=last.stats.step - 9))))]
+        return [replace(status, ranks=(first, replace(last, stats=replace(last.stats, step=last.stats.step - behind))))]
 
-    view = view_of(moment(10), moment(20))
-    assert [row.status.rank for row in view.ranks if row.straggler] == [1]
+    assert [row.status.rank for row in view_of(moment(10), moment(20)).stragglers] == slow
 
 
 @pytest.mark.parametrize("waits", [(0.30, 0.32), (0.9,), (0.0, 0.0)])
@@ -122,15 +116,6 @@ def test_the_limit_is_sought_at_the_rank_whose_trainer_waits_most():
     assert (view.slowest.rank.rank, view.slowest.feeder.host) == (1, "node-0")
     assert view.slowest.facts.trainer_wait == pytest.approx(0.4)
     assert view_of([host(0, 10, 0.1)]).slowest is None
-
-
-def test_a_ring_ahead_is_no_straggler():
-    def moment(at: float) -> list[FeederStatus]:
-        status = host(0, at, 0.3, 0.3)
-        first, last = status.ranks
-        return [replace(status, ranks=(first, replace(last, stats=replace(last.stats, step=last.stats.step - 8))))]
-
-    assert not any(row.straggler for row in view_of(moment(10), moment(20)).ranks)
 
 
 def test_trainers_that_count_epochs_by_themselves_see_what_is_done_of_the_epoch():

@@ -1,4 +1,4 @@
-"""The HTML of the live page: names are escaped, and every state of a job can be shown."""
+"""The HTML of the live page: names are escaped, every state can be shown, and what limits a job is said first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from page_statuses import START_S, status_at, troubled
 
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, RankStatus, ReadPart
-from feedline.service.page.job_view import JobView, view_job
+from feedline.service.page.job_view import JobView, SourcedText, view_job
 from feedline.service.page.page_parts import (
+    _STATES,
     RANKS,
     ago_text,
     choose_job,
@@ -135,17 +136,6 @@ def test_every_state_of_a_job_has_a_page(status: FeederStatus):
     assert "None" not in "".join(tags.words)
 
 
-def test_a_scheduler_without_a_job_says_how_one_comes():
-    html = jobs_html([], choose_job("", [], "tcp://10.0.0.1:8786"))
-    assert "No job is connected to this scheduler" in html
-    assert "scheduler: tcp://10.0.0.1:8786" in html
-
-
-def test_one_job_needs_no_list():
-    (view,) = views(status_at(5))
-    assert jobs_html([view], choose_job("", ["job-a"], "")) == ""
-
-
 def test_several_jobs_are_a_list_of_links():
     both = views(status_at(5), status_at(5, job="b&c"))
     html = jobs_html(both, choose_job("", ["job-a", "b&c"], ""))
@@ -155,12 +145,6 @@ def test_several_jobs_are_a_list_of_links():
     chosen = jobs_html(both, choose_job("b&c", ["job-a", "b&c"], ""))
     assert 'href="feedline?job=b%26c"' not in chosen
     assert "Choose a job" not in chosen
-
-
-def test_a_job_that_is_gone_is_said_to_be():
-    chosen = choose_job("old", ["job-a"], "")
-    assert chosen.shown is None
-    assert "job not found" in jobs_html(views(status_at(5)), chosen)
 
 
 def test_of_many_ranks_those_with_trouble_are_shown():
@@ -195,3 +179,59 @@ def test_of_many_ranks_those_with_trouble_are_shown():
 )
 def test_numbers_are_short(text: str, expected: str):
     assert text == expected
+
+
+def view(wait: float) -> JobView:
+    history = StatusHistory()
+    for at in (10, 20):
+        history.add([status_at(at, wait=wait)], now_s=START_S + at)
+    made = view_job(history, "job-a")
+    assert made is not None
+    return made
+
+
+def test_a_trainer_that_waits_is_limited_by_data():
+    headline = headline_of(view(0.41))
+    assert headline.side == "data"
+    assert headline.sentence.startswith("Trainer waits 41%: decoding takes ")
+    assert headline.detail.startswith("Rank 0, whose trainer waits most. Would help: ")
+    assert headline.detail.endswith("feedline explain --attach.")
+
+
+def test_a_trainer_that_does_not_wait_is_the_limit():
+    headline = headline_of(view(0.01))
+    assert (headline.side, headline.badge) == ("trainer", "● the trainer is the limit")
+    assert headline.sentence.startswith("Nothing: your trainer is the limit. It waits 1.0% of the time")
+    assert "Rank" not in headline.detail
+
+
+@pytest.mark.parametrize("state", ["waiting", "planning", "waiting for files", "ended"])
+def test_a_job_that_is_not_fed_has_no_limit(state: str):
+    headline = headline_of(replace(view(0.4), state=state, slowest=None))
+    assert (headline.side, headline.badge) == ("", state)
+    assert headline.sentence == _STATES[state]
+
+
+def test_an_error_comes_first_whether_or_not_other_ranks_are_fed():
+    feeding = replace(
+        view(0.4), errors=(SourcedText("rank 1", "DataError: no"), SourcedText("rank 2", "DataError: no"))
+    )
+    headline = headline_of(feeding)
+    assert (headline.side, headline.sentence) == ("error", "Rank 1 ended with an error: DataError: no")
+    assert headline.detail.startswith("1 more below. Ranks that train together wait for it. ")
+    ended = headline_of(replace(feeding, state="ended", slowest=None, errors=feeding.errors[:1]))
+    assert ended.side == "error"
+    assert ended.detail.startswith("Its trainer raised the same error")
+
+
+def test_silent_feeders_are_named_instead_of_a_limit_of_the_past():
+    history = StatusHistory()
+    for at in (10, 20):
+        history.add([status_at(at)], now_s=START_S + at)
+    history.add([status_at(20)], now_s=START_S + 33)
+    made = view_job(history, "job-a")
+    assert made is not None
+    headline = headline_of(made)
+    assert (headline.side, headline.badge) == ("error", "△ silent")
+    assert headline.sentence == "Nothing was heard for 13 s from 2 of 2 ranks."
+    assert "node-1" in headline.detail

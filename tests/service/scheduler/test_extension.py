@@ -1,4 +1,4 @@
-"""The extension of a scheduler in this process, asked by clients, by Dask and over HTTP."""
+"""The extension of a scheduler in this process, asked by clients, by Dask and over HTTP; statuses of its feeders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, ClassVar
 from urllib.error import HTTPError
@@ -18,15 +19,20 @@ import distributed.scheduler
 import pytest
 from distributed import get_worker
 from distributed.scheduler import TaskGroup
+from feeder_statuses import status_of
 from job_reports import REPORT
 from pipelines import eventually
 from schedulers import connected, local_cluster
 from tornado.ioloop import PeriodicCallback
 
+from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare
+from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.scheduler import routes
+from feedline.service.scheduler.extension import statuses_of
 from feedline.service.scheduler.job_listing import list_jobs
 
 
@@ -201,3 +207,34 @@ def test_workers_that_join_leave_or_are_lost_are_said_once(caplog: pytest.LogCap
         lines = [record.getMessage() for record in caplog.records if record.name == "feedline.scheduler"]
         assert [line for line in lines if "lost" in line] == [f"worker {names[0]} is lost: 1 workers, 1 threads"]
         assert [line for line in lines if "left" in line] == [f"worker {names[1]} left: 0 workers, 0 threads"]
+
+
+def test_feeders_of_other_processes_send_their_statuses():
+    """They are kept per feeder, and forgotten with its connection."""
+    with local_cluster("feedline.service.scheduler.preload", workers=1) as local:
+        source = statuses_of(local.scheduler)
+        assert source is not None
+        assert source() == []
+        with connected(local) as first, connected(local) as second:
+            clusters: list[Any] = [first.dask, second.dask]
+            for dask, feeder in zip(clusters, "ba", strict=True):
+                dask.reporter.report = replace(REPORT, feeder=feeder)
+                dask.publish(lambda feeder=feeder: status_of(feeder=feeder, step=1))
+            assert eventually(lambda: len(source()) == 2)
+            assert list(source()) == [status_of(feeder="a", step=1), status_of(feeder="b", step=1)]
+            clusters[1].publish(lambda: status_of(feeder="a", step=2))
+            assert eventually(lambda: source()[0] == status_of(feeder="a", step=2))
+            packed = first.client.sync(first.client.scheduler.feedline_statuses)
+            assert [unpack(FeederStatus, each).feeder for each in packed] == ["a", "b"]
+        assert eventually(lambda: source() == [])
+
+
+def test_a_feeder_whose_workers_are_threads_offers_its_own():
+    with closing(open_cluster(ClusterSpec(dashboard=False), threads=1)) as cluster:
+        dask: Any = cluster.dask
+        scheduler = dask._cluster.scheduler
+        assert statuses_of(scheduler) is None
+        dask.publish(lambda: status_of(step=3))
+        source = statuses_of(scheduler)
+        assert source is not None
+        assert source() == [status_of(step=3)]

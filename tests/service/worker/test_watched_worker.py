@@ -12,13 +12,16 @@ from pathlib import Path
 import dask
 import pytest
 from distributed import Status
+from finished_blocks import BLOCK_RESULT
 from pipelines import eventually
 
 from feedline.config.cluster_section import ClusterSpec
 from feedline.config.monitoring_section import MetricsSpec
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.monitoring.block_counts import BlockCounts
 from feedline.service.monitoring.target_files import sweep_targets
 from feedline.service.worker.watched_worker import leave_worker, watch_worker, watched_workers
+from feedline.service.worker.worker_metrics import WORKER_METRICS, WorkerState
 
 
 def targets(folder: Path) -> dict[str, dict[str, str]]:
@@ -105,3 +108,22 @@ def test_a_killed_worker_is_replaced_with_its_target(tmp_path: Path):
         assert all("feedline_worker_blocks_total" in scraped(target) for target in targets(tmp_path))
     sweep_targets(str(tmp_path))  # as the feeder does: of workers that had to be killed
     assert not [*tmp_path.iterdir()]
+
+
+def test_counts_are_samples():
+    counts = BlockCounts()
+    counts.begin()
+    counts.begin()
+    counts.end(BLOCK_RESULT)
+    counts.fail("data")
+    state = WorkerState(threads=4, is_serving=True, blocks=counts.read())
+    samples = {metric.name: dict(metric.samples(state)) for metric in WORKER_METRICS}
+    assert samples["feedline_worker_rows_total"] == {(): 10}
+    assert samples["feedline_worker_blocks_running"] == {(): 0}
+    assert samples["feedline_worker_stage_seconds_total"] == {
+        ("read",): 1.5,
+        ("transform",): 0.5,
+        ("encode",): 0.25,
+    }
+    assert samples["feedline_worker_failed_blocks_total"] == {("data",): 1}
+    assert samples["feedline_worker_serving"] == {(): 1.0}

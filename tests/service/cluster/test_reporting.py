@@ -1,4 +1,4 @@
-"""What passes demand; pure. And a fit on a cluster at rest, which gets the workers that it can use."""
+"""What a feeder reports to its scheduler: what passes demand, and the connections that it keeps meanwhile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from distributed import SpecCluster, Worker
@@ -17,7 +18,7 @@ from feedline.fitting.reduction import map_tasks
 from feedline.service.cluster import reporting
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.reporting import HELD_S, PassDemand
+from feedline.service.cluster.reporting import HELD_S, IDLE_S, IdleConnections, PassDemand
 from feedline.service.dask_patches.scheduler_patches import PagelessScheduler
 
 
@@ -62,3 +63,29 @@ def test_a_fit_on_a_cluster_at_rest_gets_the_workers_that_it_can_use(
             workers = DaskWorkers(cluster)
             assert map_tasks(workers, wait_for, str(tmp_path / "begun"), range(3)) == [3, 3, 3]
             assert "workers needed: 3 tasks of a count or fit are open" in caplog.text
+
+
+def test_only_idle_connections_to_workers_outside_of_the_route_are_closed():
+    closed: list[str] = []
+    available = {"member": {1}, "left": {2}, "busy": {3}, "none": set[int]()}
+    occupied = {"busy": {4}}
+
+    def remove(address: str, *, reason: str) -> None:
+        closed.append(address)
+        del available[address]
+
+    pool = SimpleNamespace(available=available, occupied=occupied, remove=remove)
+    idle = IdleConnections()
+    idle.close_others(pool, {"member"}, 0.0)
+    idle.close_others(pool, {"member"}, IDLE_S - 1)
+    assert not closed
+    idle.close_others(pool, {"member"}, IDLE_S)
+    assert closed == ["left"]
+    occupied["busy"].clear()
+    idle.close_others(pool, {"member"}, 2 * IDLE_S)
+    assert closed == ["left"], "idle since now"
+    idle.close_others(pool, {"member", "busy"}, 2.5 * IDLE_S)
+    idle.close_others(pool, {"member"}, 3 * IDLE_S)
+    idle.close_others(pool, (), 9 * IDLE_S)
+    assert closed == ["left"], "it was in the route in between, and without one all stay"
+    assert set(available) == {"member", "busy", "none"}
