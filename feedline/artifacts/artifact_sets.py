@@ -113,14 +113,14 @@ def parse_json(content: bytes | pa.Buffer, path: str, required: Mapping[str, typ
 def parquet_bytes(table: pa.Table) -> pa.Buffer:
     """A table as the Parquet file of golden vectors and records of types."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", version="2.6", use_dictionary=False)
+    pq.write_table(table, sink, compression="zstd", version="2.6", use_dictionary=False, write_page_checksum=True)
     return sink.getvalue()
 
 
-def parsed_parquet(content: bytes | pa.Buffer, path: str) -> pq.ParquetFile:
-    """Open the content of a Parquet file. Raises CorruptFileError if it is none."""
+def parsed_parquet(content: bytes | pa.Buffer, path: str) -> pa.Table:
+    """The table of a Parquet file. Raises CorruptFileError if it is none, or a page's checksum is wrong."""
     try:
-        return pq.ParquetFile(pa.BufferReader(content))
+        return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise altered_error(path) from error
 

@@ -2,7 +2,6 @@
 
 Runs in: processes that fit, run and plan (`save_types`), and processes that serve (`load_types`). The folder of
 artifacts holds, per pipeline and table, the Parquet file `serving/<name>/<table>.columns.parquet` without rows.
-`serving/columns.parquet`, of a set that names no pipeline, is read if there is nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate
 
 FOLDER = "serving"
-OLD_RECORD = f"{FOLDER}/columns.parquet"
 _SUFFIX = ".columns.parquet"
 _TABLE_KEY = b"feedline.table"
 
@@ -71,8 +69,7 @@ def load_types(folder: str, request: ArtifactSetKey, used: Collection[str]) -> p
         records = [record for file in files if (record := _load(folder, file)) is not None]
         if records:
             return _merge_records(records, used)
-    old = _load(folder, OLD_RECORD)
-    return None if old is None else old.remove_metadata()
+    return None
 
 
 def _merge_records(records: list[pa.Schema], used: Collection[str]) -> pa.Schema:
@@ -98,6 +95,6 @@ def _load(folder: str, name: str) -> pa.Schema | None:
     content = read_file(folder, name)
     if content is None:
         return None
-    schema = storage_schema(parsed_parquet(content, join(folder, name)).schema_arrow)
+    schema = storage_schema(parsed_parquet(content, join(folder, name)).schema)
     table = (schema.metadata or {}).get(_TABLE_KEY)
     return schema.remove_metadata() if table is None else schema.with_metadata({_TABLE_KEY: table})

@@ -8,9 +8,8 @@ Features are compiled once per schema of rows (see `form`). A `Serving` is safe 
 from __future__ import annotations
 
 import copy
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -29,7 +28,7 @@ from feedline.config.features import GROUPS, FeatureSpec
 from feedline.errors import DataError, SpecError
 from feedline.expressions.extraction import project
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows, arrow_table
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
 from feedline.planning.table_features import (
@@ -51,7 +50,6 @@ from feedline.serving.request_types import (
     table_of,
 )
 from feedline.serving.stacks import STACKED_ROWS, Stack, stack
-from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.compile.dedup_groups import named_columns
 from feedline.transforms.values.arrays import Column
@@ -159,91 +157,6 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Give columns that hold only nulls the type that the features' ops require. Pure, except for `outcome`. The type of
-# `[None]` or `[[]]` in a request of Python values is unknown. If all types that a column's features accept give the
-# same result for such values, the first is used; if results differ, or no type is accepted, the caller has to give
-# the type.
-
-_SCALARS = (pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.binary(), pa.timestamp("us"), pa.date32())
-_ELEMENTS = (pa.int64(), pa.float64(), pa.string(), pa.struct({"id": pa.int64(), "weight": pa.float32()}))
-_LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list)
-# Result of a feature, by index, for rows whose columns of a schema are null or empty; None if it refuses the types.
-Outcome: TypeAlias = Callable[[int, pa.Schema, pa.Table], object | None]
-
-
-@dataclass(frozen=True, slots=True)
-class AmbiguousType:
-    """A column whose type is not determined. outcomes: by type, of the first feature where they differ."""
-
-    column: str
-    feature: int
-    outcomes: Mapping[str, object]
-
-
-def without_type(kind: pa.DataType) -> bool:
-    """Whether a type is null, or a list of nulls."""
-    return pat.is_null(kind) or (any(test(kind) for test in _LISTS) and pat.is_null(kind.value_type))
-
-
-def resolve_types(schema: pa.Schema, uses: Sequence[frozenset[str]], outcome: Outcome) -> pa.Schema | AmbiguousType:
-    """Add types to the columns without one that features use; the ambiguous column if there is one.
-
-    uses: the columns of each feature. Columns that occur only together in features get one common type.
-    """
-    while True:
-        untyped = {field.name for field in schema if without_type(field.type)}
-        groups = {use & untyped for use in uses if use & untyped}
-        if not groups:
-            return schema
-        group = min(groups, key=lambda group: (len(group), sorted(group)))
-        features = [index for index, use in enumerate(uses) if use & untyped and use & untyped <= group]
-        chosen = _choose_type(schema, sorted(group), features, outcome)
-        if isinstance(chosen, AmbiguousType):
-            return chosen
-        schema = chosen
-
-
-def _choose_type(
-    schema: pa.Schema, columns: Sequence[str], features: Sequence[int], outcome: Outcome
-) -> pa.Schema | AmbiguousType:
-    lists = [pa.list_(element) for element in _ELEMENTS]
-    scalars = _SCALARS if all(pat.is_null(schema.field(name).type) for name in columns) else ()
-    accepted: list[tuple[pa.Schema, list[object]]] = []
-    for kind in (*scalars, *lists):
-        candidate = pa.schema([field.with_type(kind) if field.name in columns else field for field in schema])
-        rows = _empty_rows(candidate, columns)
-        results = (outcome(feature, candidate, rows) for feature in features)
-        outcomes = list(itertools.takewhile(lambda one: one is not None, results))
-        if len(outcomes) == len(features):
-            accepted.append((candidate, outcomes))
-    if not accepted:
-        return AmbiguousType(columns[0], features[0], {})
-    for index, feature in enumerate(features):
-        by_type = {str(candidate.field(columns[0]).type): outcomes[index] for candidate, outcomes in accepted}
-        if any(one != accepted[0][1][index] for one in by_type.values()):
-            return AmbiguousType(columns[0], feature, by_type)
-    return accepted[0][0]
-
-
-def _empty_rows(schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-    """Three rows in which these columns are null; lists are null, empty, and a list of one null."""
-    values: dict[str, list[Any]] = {name: [None] * 3 for name in schema.names}
-    for name in columns:
-        if any(test(schema.field(name).type) for test in _LISTS):
-            values[name] = [None, [], [None]]
-    return pa.table({field.name: pa.array(values[field.name], field.type) for field in schema})
-
-
-def ambiguous_type_error(ambiguous: AmbiguousType, feature: str, chain: str, remedy: str) -> SpecError:
-    """The error for a column whose type has to be given."""
-    results = [f"{one} of {kind}" for kind, one in ambiguous.outcomes.items()]
-    got = f"its ops ({chain}) make {results[0]} and {results[-1]}" if results else f"its ops ({chain}) accept no type"
-    return SpecError(
-        f"column {ambiguous.column!r} holds nulls only and its type is not known: feature {feature!r}: {got}. {remedy}"
-    )
-
-
-# --------------------------------------------------------------------------------------------------------------------
 # The features compiled for rows of one schema, and their computation. What does not depend on the rows is in the
 # form: the types that columns are converted to, the pass over all features, and the stacks that few rows are computed
 # by.
@@ -319,7 +232,7 @@ class Serving:
     """The features of some groups of a pipeline, as a function of rows.
 
     types: the column types of training, to which rows are converted (default: as recorded by fits, runs and plans).
-    Columns without a record keep their type, or get the type that the ops require if they hold only nulls.
+    Columns without a record keep their type, and have to have one.
     """
 
     def __init__(
@@ -402,46 +315,25 @@ class Serving:
     def _features(self, schema: pa.Schema, features: Sequence[FeatureSpec]) -> CompiledFeatures:
         return compile_spec(self._spec, schema, features, artifacts=self._artifacts)
 
-    def _resolve_null_types(self, schema: pa.Schema) -> pa.Schema:
-        """Give columns that hold only nulls the type that the ops require; returns `schema` itself if there are none.
-
-        Raises SpecError if the ops do not determine it.
-        """
-        if not any(without_type(field.type) for field in schema):
-            return schema
-
-        def outcome(index: int, candidate: pa.Schema, rows: pa.Table) -> str | None:
-            try:
-                features = self._features(candidate, [self.features[index]])
-            except SpecError:
-                return None
-            return None if features.missing_fits else _describe_rows(features, rows)
-
-        uses = [frozenset(named_columns(feature)) for feature in self.features]
-        resolved = resolve_types(schema, uses, outcome)
-        if isinstance(resolved, AmbiguousType):
-            feature = self.features[resolved.feature]
-            remedy = (
-                f"Send it with a type, or record those of training: run `{self._spec.command('plan')}` where the "
-                "table is (run and fit record them, too)"
-            )
-            raise ambiguous_type_error(resolved, feature.name, chain_text(feature), remedy)
-        return resolved
+    def _refuse_unknown_types(self, schema: pa.Schema, recorded: Collection[str]) -> None:
+        """Raise DataError for a column that features use, of which neither training nor the rows say the type."""
+        used = set().union(*map(named_columns, self.features))
+        for field in schema:
+            if field.name in used and field.name not in recorded and _is_unknown(field.type):
+                raise DataError(
+                    f"column {field.name!r} holds no value, and its type is not known: got {field.type}, and no record "
+                    "of its type in training. Pass an Arrow table or a typed array, or record the types of training: "
+                    f"run `{self._spec.command('plan')}` where the table is (run and fit record them, too)"
+                )
 
     def _compile_form(self, row_schema: pa.Schema) -> Form:
         """Compile for rows of a schema; columns that training recorded are compiled, and converted, to its types."""
         types = self._training_types()
         fields = {field.name: field for field in types}
         schema = pa.schema([fields.get(field.name, field) for field in row_schema])
+        self._refuse_unknown_types(schema, fields)
         try:
-            try:
-                features = self._features(schema, self.features)
-            except SpecError:
-                resolved = self._resolve_null_types(schema)
-                if resolved is schema:
-                    raise
-                features = self._features(resolved, self.features)
-                fields |= {field.name: field for field in resolved if schema.field(field.name).type != field.type}
+            features = self._features(schema, self.features)
         except SpecError as error:
             missing = [name for name in types.names if name not in row_schema.names]
             if not missing:
@@ -466,16 +358,9 @@ class Serving:
         )
 
 
-def _describe_rows(features: CompiledFeatures, rows: pa.Table) -> str:
-    """The encoded rows as one string, for comparison."""
-    encoded, columns = [], batch_schema(features).expanded
-    for row in range(rows.num_rows):
-        try:
-            frame = project(rows.slice(row, 1), features.parts)
-            encoded.append(repr(arrow_table(encode(features.apply(frame), columns), columns).to_pylist()))
-        except DataError:
-            encoded.append("an error")
-    return " ".join(encoded)
+def _is_unknown(kind: pa.DataType) -> bool:
+    """Whether a type is null, or a list of nulls."""
+    return pat.is_null(kind) or (_is_list(kind) and not pat.is_map(kind) and pat.is_null(kind.value_type))
 
 
 def _arrow_schema(schema: pl.Schema) -> pa.Schema:

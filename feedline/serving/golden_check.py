@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -22,13 +21,11 @@ from feedline.artifacts.artifact_sets import (
     FORMAT,
     ArtifactSetKey,
     altered_error,
-    content_digest,
     list_files,
     list_names,
     parquet_bytes,
     parse_json,
     parsed_parquet,
-    read_checked,
     read_file,
     safe_name,
     write_file,
@@ -48,16 +45,18 @@ from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.selection.first_rows import screened_splits
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate, redact
 
 # --------------------------------------------------------------------------------------------------------------------
-# Store golden vectors beside the artifacts, and find those of a pipeline. The folder of artifacts holds, for the
-# vectors of some features of a pipeline, serving/<name>/<features>-<source>.json the features, the origin of the
-# vectors, digests of both files serving/<name>/<features>-<source>.in.parquet rows
-# serving/<name>/<features>-<source>.out.parquet their features, bit by bit `<features>` is a digest of the features
-# in pipeline.yaml and the versions of their ops, `<source>` one of the source of their fits. Vectors of more features
-# also serve to check fewer. Those of a set that names no pipeline lie in `serving`.
+# Store golden vectors beside the artifacts, and find those of a pipeline. The vectors of some features of a pipeline
+# are one Parquet file, serving/<name>/<features>-<source>.golden.parquet: the columns `row.<column>` and
+# `feature.<feature>`, bit by bit; the schema's metadata hold the features and the origin of the vectors. `<features>`
+# is a digest of the features in pipeline.yaml and the versions of their ops, `<source>` one of the source of their
+# fits. Vectors of more features also serve to check fewer.
+
+_SUFFIX = ".golden.parquet"
+_RECORD = b"feedline.golden"  # the key in the schema's metadata
+_ROW, _FEATURE = "row.", "feature."  # prefixes of columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,29 +107,25 @@ def _op_identity(call: OpCall | None) -> Any:
 
 def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec], golden: GoldenVectors) -> None:
     """Write vectors, replacing those of the same features and source."""
-    name = _name(request, features)
-    files = {"in": parquet_bytes(golden.rows), "out": parquet_bytes(golden.expected)}
     record = {
         "format": FORMAT,
         "features": {feature.name: features_id([feature]) for feature in features},
-        "rows": golden.rows.num_rows,
-        "sha256": {key: content_digest(content) for key, content in files.items()},
-        "real": golden.rows.num_rows,
         "made": asdict(golden.origin),
     }
-    with content_store.lock_file(locate(absolute(folder)), _home(request.pipeline)):  # three files that belong together
-        for key, content in files.items():
-            write_file(folder, f"{name}.{key}.parquet", content)
-        write_file(folder, f"{name}.json", json.dumps(record, indent=1).encode())
+    names = [_ROW + name for name in golden.rows.column_names] + [
+        _FEATURE + name for name in golden.expected.column_names
+    ]
+    table = pa.table([*golden.rows.columns, *golden.expected.columns], names)
+    table = table.replace_schema_metadata({_RECORD: json.dumps(record)})
+    write_file(folder, _name(request, features) + _SUFFIX, parquet_bytes(table))
 
 
 def delete_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> None:
     """Delete the vectors of these features, of every source: they may hold rows that must not be kept."""
     location, id = locate(absolute(folder)), features_id(features)
-    for home in (_home(request.pipeline), FOLDER):
-        for info in list_files(folder, home):
-            if info.is_file and re.split(r"[-.]", info.base_name)[0] == id:
-                location.filesystem.delete_file(info.path)
+    for info in list_files(folder, _home(request.pipeline)):
+        if info.is_file and info.base_name.endswith(_SUFFIX) and info.base_name.startswith(f"{id}-"):
+            location.filesystem.delete_file(info.path)
 
 
 def load_golden(
@@ -148,9 +143,8 @@ def load_golden(
     ids = {feature.name: features_id([feature]) for feature in features}
     nearest: GoldenVectors | None = None
     for name in _names(folder, request, features):
-        record = _load_record(folder, name)
-        if ids.items() <= record["features"].items():
-            golden = _load_vectors(folder, name, record)
+        golden, recorded = _load(folder, name)
+        if ids.items() <= recorded.items():
             if matches(golden):
                 return golden
             nearest = nearest or golden
@@ -166,33 +160,31 @@ def _name(request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> str:
 
 
 def _names(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> list[str]:
-    """Names of the existing records, in order of preference: the one of exactly these features first."""
+    """Files of vectors, in order of preference: the one of exactly these features first."""
     ordered = []
     for home in dict.fromkeys((_home(request.pipeline), _home(request.owner))):
-        names = [name.removesuffix(".json") for name in list_names(folder, home, ".json")]
+        names = [name.removesuffix(_SUFFIX) for name in list_names(folder, home, _SUFFIX)]
         ordered += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
     return ordered
 
 
-def _load_record(folder: str, name: str) -> dict[str, Any]:
-    path = join(folder, f"{name}.json")
-    content = read_file(folder, f"{name}.json")
+def _load(folder: str, name: str) -> tuple[GoldenVectors, dict[str, str]]:
+    """Vectors, and the ids of their features by name."""
+    path = join(folder, name + _SUFFIX)
+    content = read_file(folder, name + _SUFFIX)
     if content is None:
         raise altered_error(path)
-    record = parse_json(content, path, {"features": dict, "sha256": dict, "made": dict})
-    if record["made"].keys() != {each.name for each in fields(GoldenOrigin)}:
+    table = parsed_parquet(content, path)
+    record = parse_json((table.schema.metadata or {}).get(_RECORD, b""), path, {"features": dict, "made": dict})
+    if record["made"].keys() != {field.name for field in fields(GoldenOrigin)}:
         raise altered_error(path)
-    return record
-
-
-def _load_vectors(folder: str, name: str, record: Mapping[str, Any]) -> GoldenVectors:
-    tables = []
-    for key in ("in", "out"):
-        file = f"{name}.{key}.parquet"
-        content = read_checked(folder, file, record["sha256"].get(key, ""), expected="golden vectors")
-        tables.append(parsed_parquet(content, join(folder, file)).read())
-    rows, expected = tables
-    return GoldenVectors(rows=rows, expected=expected, origin=GoldenOrigin(**record["made"]))
+    table = table.replace_schema_metadata()
+    parts = []
+    for prefix in (_ROW, _FEATURE):
+        part = table.select([name for name in table.column_names if name.startswith(prefix)])
+        parts.append(part.rename_columns([name.removeprefix(prefix) for name in part.column_names]))
+    rows, expected = parts
+    return GoldenVectors(rows=rows, expected=expected, origin=GoldenOrigin(**record["made"])), record["features"]
 
 
 # --------------------------------------------------------------------------------------------------------------------

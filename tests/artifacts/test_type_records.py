@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from second_writer import write_meanwhile
 
 from feedline.artifacts import type_records
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
-from feedline.artifacts.type_records import OLD_RECORD, load_types, save_types
+from feedline.artifacts.type_records import load_types, save_types
 from feedline.errors import CorruptFileError, SpecError
 
 KEY = ArtifactSetKey(pipeline="p", source=FitSource(table=("/t",)))
@@ -67,15 +66,6 @@ def test_a_pipeline_uses_the_records_of_the_one_whose_fits_it_shares(tmp_path: P
     save_types(str(tmp_path), KEY, SCHEMA)
     assert load_types(str(tmp_path), replace(ELSEWHERE, pipeline="q"), ()) is None
     assert load_types(str(tmp_path), replace(ELSEWHERE, pipeline="q", shared_from="p"), ()) == SCHEMA
-
-
-def test_the_record_of_earlier_versions_is_read_where_there_is_no_other(tmp_path: Path):
-    (tmp_path / "serving").mkdir()
-    pq.write_table(SCHEMA.empty_table(), tmp_path / OLD_RECORD)
-    assert load_types(str(tmp_path), KEY, ()) == SCHEMA
-    narrow = pa.schema([("price", pa.int8())])
-    save_types(str(tmp_path), KEY, narrow)
-    assert load_types(str(tmp_path), KEY, ()) == narrow
 
 
 def test_an_altered_record_is_refused_and_may_be_written_again(tmp_path: Path):

@@ -1,6 +1,6 @@
 """Write the files that `test_saved` loads: a small table, and what a run and a fit on it saved.
 
-    PYTHONPATH=tests python -m saved.generate
+    PYTHONPATH=tests:tests/support python -m saved.generate
 
 A later version must load them as they are: they are not written again to please a change. A change that has to refuse
 some of them raises the constant of their format, writes them again, and says so in the changelog.

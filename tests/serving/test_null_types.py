@@ -1,4 +1,4 @@
-"""Columns of a request that hold nulls only get the types of training, else those that the ops require."""
+"""Columns of a request that hold no value get the types of training, or need one of their own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
-from feedline.errors import DataError, SpecError
+from feedline.errors import DataError
 from feedline.loader.wire.facts import Hello
-from feedline.serving.encoder import AmbiguousType, ambiguous_type_error, resolve_types
 
 FEATURES: dict[str, Any] = {
     "dense": {
@@ -25,7 +24,8 @@ FEATURES: dict[str, Any] = {
     "categorical": {"word": [{"fill_null": "none"}, {"hash_bucket": 50}]},
     "sparse": {"ids": [{"first_x": 3}, {"modulo": 10}]},
 }
-ROWS = {"price": [None], "count": [None], "word": [None], "ids": [[]]}
+ROWS: dict[str, Any] = {"price": [None], "count": [None], "word": [None], "ids": [[]]}
+SCHEMA = pa.schema({"price": pa.float32(), "count": pa.int32(), "word": pa.string(), "ids": pa.list_(pa.int64())})
 
 
 def written(folder: Path, table: str = "nowhere", **features: Any) -> Path:
@@ -42,73 +42,47 @@ def written(folder: Path, table: str = "nowhere", **features: Any) -> Path:
     return path
 
 
-def test_a_column_of_nulls_gets_the_type_that_ops_require(tmp_path: Path):
-    pipeline = Pipeline.from_yaml(written(tmp_path))
-    typed = pa.table(
-        ROWS,
-        schema=pa.schema({"price": pa.float32(), "count": pa.int32(), "word": pa.string()}).append(
-            pa.field("ids", pa.list_(pa.int64()))
-        ),
-    )
-    expected = pipeline.transform(typed)
+@pytest.mark.parametrize("empty", [{"price": [None]}, {"count": [None]}, {"word": []}, {"ids": [[]]}, {"ids": [None]}])
+def test_a_column_without_values_needs_a_type(tmp_path: Path, empty: dict[str, Any]):
+    path = written(tmp_path)
+    pipeline = Pipeline.from_yaml(path)
+    typed = pa.table(ROWS, schema=SCHEMA)
+    [name] = empty
+    values = pa.array(empty[name], SCHEMA.field(name).type)
+    expected = pipeline.transform({**{key: typed[key][: len(values)] for key in ROWS}, name: values})
+    assert expected.dense.tolist() == [[0.0, 2.5]] * len(values)
+    untyped = {**{key: typed[key][: len(values)] for key in ROWS}, **empty}
+    for rows in (untyped, pa.table(untyped), pl.DataFrame(untyped)):
+        with pytest.raises(
+            DataError, match=rf"column '{name}' holds no value, and its type is not known: got"
+        ) as caught:
+            pipeline.transform(rows)
+        assert "Pass an Arrow table or a typed array, or record the types of training" in str(caught.value)
+        assert f"`feedline plan {path}` where the table is (run and fit record them, too)" in str(caught.value)
+    pipeline.transform({**{key: typed[key] for key in ROWS}, "unused": [None]})
+
+
+def test_a_column_without_values_has_the_type_of_training(tmp_path: Path):
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table(ROWS, schema=SCHEMA), tmp_path / "t" / "0.parquet")
+    pipeline = Pipeline.from_yaml(written(tmp_path, "t"))
+    pipeline.plan()
+    expected = pipeline.transform(pa.table(ROWS, schema=SCHEMA))
     assert expected.dense.tolist() == [[0.0, 2.5]]
-    for rows in (
-        ROWS,
-        pa.table(ROWS),
-        pl.DataFrame(ROWS),
-        {**ROWS, "ids": [None]},
-    ):
-        found = pipeline.transform(rows)
-        assert found.dense.tobytes() == expected.dense.tobytes()
-        assert found.categorical.tolist() == expected.categorical.tolist()
-        ids = found.sparse["ids"]
+    for rows in (ROWS, pa.table(ROWS), pl.DataFrame(ROWS), {**ROWS, "ids": [None]}):
+        features = pipeline.transform(rows)
+        assert features.dense.tobytes() == expected.dense.tobytes()
+        assert features.categorical.tolist() == expected.categorical.tolist()
+        ids = features.sparse["ids"]
         assert (ids.values.tolist(), ids.offsets.tolist()) == ([], [0, 0])
     later = pipeline.transform({**ROWS, "price": [3.0], "count": [2]})  # other requests are not affected
     np.testing.assert_allclose(later.dense, [[np.log1p(3.0), 1.5]], rtol=1e-6)
 
 
 def test_a_null_that_nothing_fills_is_named_by_feature_and_row(tmp_path: Path):
+    price = {"price": pa.array([None, None], pa.float32())}
     with pytest.raises(DataError, match=r"'price'.*row 0"):
-        Pipeline.from_yaml(written(tmp_path, dense={"price": []})).transform({"price": [None, None]})
-
-
-def test_a_type_that_ops_do_not_accept_has_to_be_given(tmp_path: Path):
-    path = written(tmp_path, categorical={"x": {"expr": 'price["country"]'}})
-    with pytest.raises(SpecError) as caught:
-        Pipeline.from_yaml(path).transform({"price": [None]})
-    message = str(caught.value)
-    assert message.startswith(
-        "column 'price' holds nulls only and its type is not known: feature 'x': its ops (no ops) accept no type"
-    )
-    assert f"`feedline plan {path}` where the table is (run and fit record them, too)" in message
-
-
-def test_features_must_not_depend_on_the_chosen_type():
-    schema = pa.schema({"a": pa.null(), "b": pa.list_(pa.null()), "c": pa.null(), "d": pa.int8(), "e": pa.null()})
-    uses = [frozenset("ad"), frozenset("ab"), frozenset("c"), frozenset("ce"), frozenset("d")]
-    taken = {0: ("int64", "string"), 1: ("int64", "list<item: string>"), 2: ("double",), 3: ("double", "date32[day]")}
-    tried: list[int] = []
-
-    def outcome(place: int, schema: pa.Schema, rows: pa.Table) -> object | None:
-        tried.append(place)
-        assert rows.schema == schema
-        kinds = [str(schema.field(name).type) for name in sorted(uses[place]) if name != "d"]
-        return "same" if all(kind in taken[place] for kind in kinds) else None
-
-    found = resolve_types(schema, uses, outcome)
-    assert isinstance(found, pa.Schema)
-    kinds = [pa.int64(), pa.list_(pa.string()), pa.float64(), pa.int8(), pa.float64()]
-    assert found == pa.schema(zip("abcde", kinds, strict=True))
-    assert 4 not in tried  # it reads none of them
-
-    def differing(place: int, schema: pa.Schema, rows: pa.Table) -> object | None:
-        made = outcome(place, schema, rows)
-        return None if made is None else str(schema.field("a").type)
-
-    found = resolve_types(schema, uses, differing)
-    assert found == AmbiguousType("a", 0, {"int64": "int64", "string": "string"})
-    text = str(ambiguous_type_error(found, "x", "[modulo]", "Say it"))
-    assert "feature 'x': its ops ([modulo]) make int64 of int64 and string of string. Say it" in text
+        Pipeline.from_yaml(written(tmp_path, dense={"price": []})).transform(price)
 
 
 @pytest.mark.parametrize("by", ["plan", "batches", "resolve", "fit"])
@@ -119,8 +93,8 @@ def test_every_reader_of_the_table_records_types(tmp_path: Path, by: str):
     tenths = [value / 10 for value in range(1, 100)]  # of which, depends on the processor's log1p
     fill = next(value for value in tenths if np.log1p(np.float32(value)) != np.float32(np.log1p(value)))
     path = written(tmp_path, "t", dense={"price": [{"fill_null": fill}, "log1p"]})
-    unrecorded = np.float32(np.log1p(fill))
-    assert Pipeline.from_yaml(path).transform({"price": [None]}).dense.tobytes() == unrecorded.tobytes()
+    with pytest.raises(DataError, match="its type is not known"):
+        Pipeline.from_yaml(path).transform({"price": [None]})
     pipeline = Pipeline.from_yaml(path)
     if by == "plan":
         pipeline.plan()
