@@ -67,7 +67,7 @@ INSIDE = {
         {"plan_descriptions", "state", "ring"},
         {"tensors", "rank_agreement", "dataset_stats"},
         {"batch"},
-        {"device_copies", "row_arrays", "data_loaders"},
+        {"device_copies", "row_arrays"},
         {"dataset"},
         {"lightning_data"},
     ],
@@ -90,9 +90,7 @@ FENCES = {
     "torch": (
         "workbench.begin.baseline",
         "loader.batch",
-        "loader.data_loaders",
         "loader.dataset",
-        "loader.tensors.dedup_tensors",
         "loader.device_copies",
         "loader.rank_agreement",
         "loader.ring.pinning",

@@ -6,8 +6,8 @@ a reference to the slot's bytes, so a slot is written again only after its batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,45 +19,8 @@ from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout, SparseFeatures
 from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
 from feedline.loader.ring.pinning import event_on
-from feedline.loader.tensors.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
-from feedline.loader.tensors.slot_tensors import (
-    FLOAT32,
-    INT32,
-    INT64,
-    DeviceBytes,
-    Features,
-    copy_pieces,
-    cut_pieces,
-    missing_feature,
-)
+from feedline.loader.tensors.slot_tensors import DeviceBytes, Features, InverseColumn, copy_pieces, cut_pieces
 from feedline.loader.tensors.torchrec_tensors import KeyedTensors, needs_lists_apart, register_pipelineable
-from feedline.native.ring import Lease
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _Extras(Mapping[str, Any]):
-    """A mapping whose values are created on first use, and cached in a dict of the batch.
-
-    It refers to its batch, so the batch must not refer to it: a cycle would hold the batch and its slot until the next
-    garbage collection.
-    """
-
-    names: Mapping[str, int]
-    make: Callable[[str], Any]
-    cache: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.names:
-            raise missing_feature(name, self.names)
-        if name not in self.cache:
-            self.cache[name] = self.make(name)
-        return self.cache[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 class Batch(KeyedTensors):
@@ -76,69 +39,25 @@ class Batch(KeyedTensors):
     steps, keep `batch.clone()`.
     """
 
-    # Created on first use.
-    _fixed_extras: dict[str, torch.Tensor] | None = None
-    _arrow_extras: dict[str, pa.Array] | None = None
-    _groups: dict[str, DedupGroup] | None = None
-
     @classmethod
-    def over(cls, layout: SlotLayout, root: Buffer, lease: Lease | None = None) -> Batch:
+    def over(cls, layout: SlotLayout, root: Buffer) -> Batch:
         """The batch whose slot's bytes are `root`."""
         register_pipelineable(cls)
         header = read_header(layout, root)
-        batch = cls(layout, header.epoch, header.step, header.rows, header.nbytes, root, lease)
+        batch = cls(layout, header.epoch, header.step, header.rows, header.nbytes, root)
         batch._header = header
         return batch
 
-    @property
+    @cached_property
     def extra(self) -> Mapping[str, Any]:
         """Columns passed through: tensors or pyarrow.Arrays."""
-        if self._fixed_extras is None:
-            self._fixed_extras = {}
-        return _Extras(self._layout.extra_index, self._extra, self._fixed_extras)
-
-    @property
-    def groups(self) -> Mapping[str, DedupGroup]:
-        """The deduplicated groups by name."""
-        if self._groups is None:
-            self._groups = self._dedup_groups() if self._layout.schema.dedup else {}
-        return self._groups
-
-    @property
-    def all_dense(self) -> torch.Tensor:
-        """float32 [B, D]: `dense` with the columns of groups, as without deduplication; a copy if there are groups."""
-        return whole_matrix(self.dense, self.groups, self.schema, "dense")
-
-    @property
-    def all_categorical(self) -> torch.Tensor:
-        """int64 [B, K]: `categorical` with the columns of groups, as without deduplication."""
-        return whole_matrix(self.categorical, self.groups, self.schema, "categorical")
-
-    def _dedup_groups(self) -> dict[str, DedupGroup]:
-        layout, header, placement = self._layout, self._read_header(), self._place()
-        lists = self._lists()
-        groups = {}
-        for name, part, place, unique in zip(
-            layout.schema.dedup, layout.parts[1:], placement.groups, header.unique, strict=True
-        ):
-            inverse = self._tensor(INT32, place.inverse, (self.rows,))
-            sparse = {layout.sparse[index].name: InverseSparse(*lists[index], inverse) for index in part.sparse}
-            ids = unique, part.width["categorical"]
-            groups[name] = DedupGroup(
-                name=name,
-                inverse=inverse,
-                dense=self._tensor(FLOAT32, place.dense, (unique, part.width["dense"])),
-                categorical=self._tensor(INT64, place.categorical, ids, (8, 8 * unique)),
-                sparse=sparse,
-            )
-        return groups
-
-    def _sparse_features(self) -> Features:
-        features = super()._sparse_features()
-        if self._layout.schema.dedup:
-            for group in self.groups.values():
-                features.update(group.sparse)
-        return features
+        extras: Features[Any] = Features()
+        for column, start in zip(self._layout.extra, self._placement.extra, strict=True):
+            if start is None:
+                extras[column.name] = self._arrow_extras[column.name]
+            else:
+                extras[column.name] = self._tensor(np.dtype(column.dtype), start, (self.rows,))
+        return extras
 
     def expanded(self) -> Batch:
         """The batch without deduplication: bit for bit that of the same pipeline without `dedup`; a copy in memory of
@@ -148,7 +67,7 @@ class Batch(KeyedTensors):
         here = self.to("cpu")
         rows = expand(encoded_rows(self._layout, pa.py_buffer(here._root)), self._layout.schema)
         layout = SlotLayout(self._layout.schema.expanded, self._layout.sparse_features, self._layout.bounds)
-        valid = SlotArrays(self._layout, here._read_header(), here._root).valid
+        valid = SlotArrays(self._layout, here._header, here._root).valid
         return Batch.over(layout, write_rows(layout, [rows], valid, epoch=self.epoch, step=self.step)).to(self.device)
 
     def __getitem__(self, name: str) -> Any:
@@ -220,7 +139,7 @@ class Batch(KeyedTensors):
         """Where the lists begin and end, if they must be apart on a device."""
         if not self._layout.sparse or not needs_lists_apart():
             return []
-        place = self._place()
+        place = self._placement
         return [place.matrices.lengths, next((each for each in place.extra if each is not None), place.ipc)]
 
     def clone(self) -> Batch:
@@ -259,12 +178,12 @@ class Batch(KeyedTensors):
             self._lease.fences.append(lambda: [stream.record_event()])
 
     def _over(self, copied: torch.Tensor | DeviceBytes) -> Batch:
-        header = self._read_header()
+        header = self._header
         root = copied.numpy() if isinstance(copied, torch.Tensor) else None
         batch = Batch(self._layout, self.epoch, self.step, self.rows, self.nbytes, root)
         batch._header = header
         batch._device_bytes = None if isinstance(copied, torch.Tensor) else copied
-        batch._arrow_extras = {name: _copy_array(array) for name, array in self._read_arrow_extras().items()}
+        batch._arrow_extras = {name: _copy_array(array) for name, array in self._arrow_extras.items()}
         return batch
 
     def _bytes(self) -> torch.Tensor:
@@ -273,16 +192,9 @@ class Batch(KeyedTensors):
             return self._device_bytes.whole()
         return torch.frombuffer(self._root, dtype=torch.uint8, count=self.nbytes)
 
-    def _extra(self, name: str) -> Any:
-        start = self._place().extra[self._layout.extra_index[name]]
-        if start is None:
-            return self._read_arrow_extras()[name]
-        return self._tensor(np.dtype(self.schema[name].dtype), start, (self.rows,))
-
-    def _read_arrow_extras(self) -> dict[str, pa.Array]:
-        if self._arrow_extras is None:
-            self._arrow_extras = read_extras(self._layout, self._read_header(), pa.py_buffer(self._root))
-        return self._arrow_extras
+    @cached_property
+    def _arrow_extras(self) -> dict[str, pa.Array]:
+        return read_extras(self._layout, self._header, pa.py_buffer(self._root))
 
 
 def _unpickled(

@@ -14,18 +14,20 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import get_ident
-from typing import Any, Literal, NamedTuple, Self
+from types import FrameType
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from feedline.config import PipelineSpec, load_spec
 from feedline.config.chosen_features import choose_features
 from feedline.config.sections import MAX_INT
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch
-from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
 from feedline.loader.dataset_stats import MeasuredDataset
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout, SparseFeatures
@@ -37,48 +39,48 @@ from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import feeder_access
 from feedline.loader.ring.pinning import Pinning
 from feedline.loader.state import checked_state, environment_warning, rebased_state, refuse_step_beyond, state_of
-from feedline.loader.tensors.keyed_columns import check_chosen
-from feedline.loader.tensors.torchrec_tensors import register_pipelineable
+from feedline.loader.tensors.torchrec_tensors import check_chosen, register_pipelineable
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, PlanFacts, RebaseRequest
 from feedline.native.kernels import warn_of_missing_kernels
 from feedline.resources.cgroups import available_cores
 
-_new_positions = tuple.__new__  # without the Python function that a named tuple calls
+NO_WORKERS = (
+    "a FeedlineDataset cannot be used in another process: got a DataLoader worker or a forked child, expected the "
+    "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: the feeder and its Dask "
+    "cluster read and transform"
+)
+REPLACED = (
+    "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has one stream; "
+    "make a second dataset to read twice at once"
+)
+SHARED = (
+    "two threads read one dataset: got next() while another thread waits for a batch, expected one thread at a time. "
+    "Read in one thread, which hands batches to the others through a queue"
+)
 
-# `os.getpid()` without a system call per batch: it changes in a forked child.
-_process_id = os.getpid()
-
-
-def _update_process_id() -> None:
-    global _process_id
-    _process_id = os.getpid()
-
-
-os.register_at_fork(after_in_child=_update_process_id)
-
-
-class _Positions(NamedTuple):
-    """Positions in a plan. at: that of state_dict(), of the first batch not handed out yet.
-
-    reading: that of the running iterator's next batch, which set_epoch() does not change.
-    """
-
-    at: tuple[int, int]
-    reading: tuple[int, int]
+_Position = tuple[int, int]  # epoch and step
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Progress:
     """The plan and the positions in it. Each change is one assignment, so that an interrupt leaves the old or the new.
 
-    start: where the next iter() starts.
+    start: where the next iter() starts. at: that of state_dict(), of the first batch not handed out yet. reading: that
+    of the running iterator's next batch, which set_epoch() does not change.
     """
 
-    answer: Answer | None
-    layout: SlotLayout | None
-    start: tuple[int, int]
-    positions: _Positions
+    # Epochs of 8 steps, as (start, at, reading):
+    #   a state of epoch 2, step 5, was loaded     (2, 5)  (2, 5)  (2, 5)   iter() resumes there
+    #   its first next() has returned              (3, 0)  (2, 6)  (2, 6)   another iter() would start epoch 3
+    #   two batches are on their way to a device   (3, 0)  (2, 6)  (2, 8)   a state does not count them
+    #   the iterator has ended                     (3, 0)  (3, 0)  (3, 0)
+    #   set_epoch(7)                               (7, 0)  (7, 0)  (3, 0)
+    start: _Position = (0, 0)
+    at: _Position = (0, 0)
+    reading: _Position = (0, 0)
+    answer: Answer | None = None
+    layout: SlotLayout | None = None
 
 
 class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
@@ -130,14 +132,14 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         print_ranks(self._ranks)
         if not self._ranks.local_rank:
             warn_of_missing_kernels()
-        self._sparse_features, self._pid = sparse_features or SparseFeatures(), _process_id
+        self._sparse_features, self._pid = sparse_features or SparseFeatures(), os.getpid()
         access = feeder_access(self._spec, self._ranks, self._group)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.timeout_s = timeout
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
-        self._progress = _Progress(None, None, (0, 0), _Positions((0, 0), (0, 0)))
+        self._progress = _Progress()
         self._iterators = 0  # how many there were: the last one, if none has been dismissed since, is the current one
         self._ended = 0  # the iterator that has come to its end last
         self._reader: dict[str, int] = {}  # "thread": the one that reads a batch; set by one call, which is atomic
@@ -154,19 +156,18 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         answer, epoch, step = self._epochs.opened(self._open(), self._progress.start)
         if answer is None:  # nothing more lands in the followed table
             return iter(())
-        progress = self._progress
         step = max(step, answer.facts.first_step_of(epoch))
         self._pinning.choose()
         self._iterators += 1  # an older iterator would get the new one's batches
         self._feed.begin(answer, epoch, step, node=self._pinning.numa_node())
         here, number = (epoch, step), self._iterators
-        self._progress = _Progress(answer, progress.layout, here, _Positions(here, here))
+        self._progress = replace(self._progress, answer=answer, start=here, at=here, reading=here)
         self._untouched = number
         return _Epoch(self, number) if self._copies is None else _DeviceEpoch(self, number, self._copies, here)
 
     def __len__(self) -> int:
         """Steps of the next batch's epoch, the same on every rank; 0 where a followed table has nothing more."""
-        answer, epoch, _ = self._epochs.opened(self._open(), self._progress.positions.at)
+        answer, epoch, _ = self._epochs.opened(self._open(), self._progress.at)
         return 0 if answer is None else answer.facts.steps_of(epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -175,7 +176,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
             raise PlanError(f"epoch must be a non-negative integer of 64 bits: got {epoch!r}")
         progress = self._progress
         start = progress.start if progress.start[0] == epoch else (epoch, 0)  # a resume is not undone
-        self._progress = replace(progress, start=start, positions=progress.positions._replace(at=start))
+        self._progress = replace(progress, start=start, at=start)
         self._untouched = 0
 
     def _refuse_replaced(self, iterator: int) -> None:
@@ -185,40 +186,42 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
 
     def _next(self, iterator: int, ahead: bool = False) -> Batch | None:
         """The next batch of the stream, and None at the end. ahead: it is not handed out yet."""
-        if self._iterators != iterator or self._pid != _process_id:
-            self._refuse_replaced(iterator)
+        self._refuse_replaced(iterator)
         is_first = self._enter()
         try:
             if self._ended == iterator:  # another thread took its end, while this one was on its way
                 return None
             if self._start_s is None:
                 self._start()
-            progress = self._progress
-            at, reading = progress.positions
+            reading = self._progress.reading
             if self._untouched == iterator:
-                progress.start, self._untouched = (reading[0] + 1, 0), 0
-            feed = self._feed
-            item = feed.next(reading)
-            for warning in feed.reports.take_warnings() if feed.reports.warnings else ():
+                self._progress, self._untouched = replace(self._progress, start=(reading[0] + 1, 0)), 0
+            item = self._feed.next(reading)
+            for warning in self._feed.reports.take_warnings():
                 warnings.warn(warning, UserWarning, stacklevel=3)
             if item is None:
                 batch, reading, self._ended = None, (reading[0] + 1, 0), iterator
                 self._log_epoch()
             else:
                 epoch, step, rows, nbytes, lease = item
-                assert progress.layout is not None
-                batch = Batch(progress.layout, epoch, step, rows, nbytes, lease, lease)
+                assert self._progress.layout is not None
+                batch = Batch(self._progress.layout, epoch, step, rows, nbytes, lease)
                 reading = epoch, step + 1
                 self._rows += rows
-            progress.positions = _new_positions(_Positions, (at if ahead else reading, reading))
+            self._progress = replace(self._progress, at=self._progress.at if ahead else reading, reading=reading)
         finally:
             if is_first:
-                self._reader.clear()
+                self._reader = {}  # no call: an interrupt after it would lose the batch, whose position is passed
         return batch
 
     def _enter(self) -> bool:
         """Keep other threads from reading until this one has the position of the next batch. Returns whether it did not
-        do so already. Raises FeedlineError where another one reads."""
+        do so already. Raises FeedlineError where another one reads.
+
+        Two threads that share an iterator of the batches a, b, c: while the first waits for a, next() of the second
+        raises; between two batches either may read: a and c go to the first, b to the second. The end is taken by one
+        of them, and the other's next() ends, too.
+        """
         thread = get_ident()
         if self._reader.get("thread") == thread:
             return False
@@ -231,7 +234,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
         """The position of the training, valid on every rank and for any world size that divides the lanes: after the
         batches handed out, or after `after`, which is right even if something prefetches before the training step."""
-        at = self._progress.positions.at if after is None else (after.epoch, after.step + 1)
+        at = self._progress.at if after is None else (after.epoch, after.step + 1)
         return self._epochs.state(self._open(), *at)
 
     def load_state_dict(
@@ -266,7 +269,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         self._iterators += 1
         self._epochs.begin(answer)
         here = resume["epoch"], resume["step"]
-        self._progress = _Progress(answer, self._layout(answer), here, _Positions(here, here))
+        self._progress = _Progress(start=here, at=here, reading=here, answer=answer, layout=self._layout(answer))
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -373,25 +376,21 @@ class _DeviceEpoch(Iterator[Batch]):
         try:
             if self._dataset is None:  # as in `FeedlineDataset._next`
                 raise StopIteration
-            return self._read(dataset)
+            try:
+                batch = self._prefetcher.next(lambda: dataset._next(self._number, ahead=True), self._has_waiting)
+            except BaseException:  # a failed copy or an interrupt: batches read ahead may be lost, and are read again
+                self._prefetcher = Prefetcher(self._copies)
+                dataset._progress = replace(dataset._progress, reading=self._position)
+                raise
+            self._position = (self._position[0] + 1, 0) if batch is None else (batch.epoch, batch.step + 1)
+            dataset._progress = replace(dataset._progress, at=self._position)
+            if batch is None:
+                self._dataset = None
+                raise StopIteration
+            return batch
         finally:
             if is_first:
-                dataset._reader.clear()
-
-    def _read(self, dataset: FeedlineDataset) -> Batch:
-        try:
-            batch = self._prefetcher.next(lambda: dataset._next(self._number, ahead=True), self._has_waiting)
-        except BaseException:  # a failed copy or an interrupt: batches read ahead may be lost, and are read again
-            self._prefetcher = Prefetcher(self._copies)
-            progress = dataset._progress
-            progress.positions = progress.positions._replace(reading=self._position)
-            raise
-        self._position = (self._position[0] + 1, 0) if batch is None else (batch.epoch, batch.step + 1)
-        dataset._progress.positions = dataset._progress.positions._replace(at=self._position)
-        if batch is None:
-            self._dataset = None
-            raise StopIteration
-        return batch
+                dataset._reader = {}
 
     def _has_waiting(self) -> bool:
         """Whether the ring holds a batch for the trainer."""
@@ -416,7 +415,7 @@ def _hello_for(state: Mapping[str, Any], new: Hello, *, changed: bool, rebase: R
     return replace(new, rebase=rebase, features=features, **names)
 
 
-_KEPT = 3  # epochs: that of the training step, that of the batches ahead of it, and the next one
+_ANSWERS = 3  # epochs: that of the training step, that of the batches ahead of it, and the next one
 
 
 class FollowedEpochs:
@@ -454,8 +453,9 @@ class FollowedEpochs:
         if answer.facts.epoch != epoch:
             self._end = epoch
             return None
-        kept = sorted({*self._answers, epoch}, key=lambda each: abs(each - epoch))[:_KEPT]
-        self._answers = {each: answer if each == epoch else self._answers[each] for each in kept}
+        answers = {**self._answers, epoch: answer}
+        nearest = sorted(answers, key=lambda other: abs(other - epoch))[:_ANSWERS]
+        self._answers = {other: answers[other] for other in nearest}
         return answer
 
     def state(self, current: Answer, epoch: int, step: int) -> dict[str, Any]:
@@ -472,16 +472,6 @@ class FollowedEpochs:
 
 
 _printed_ranks: set[RankInfo] = set()
-
-REPLACED = (
-    "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has one stream; "
-    "make a second dataset to read twice at once"
-)
-
-SHARED = (
-    "two threads read one dataset: got next() while another thread waits for a batch, expected one thread at a time. "
-    "Read in one thread, which hands batches to the others through a queue"
-)
 
 
 def warn_of_plan(facts: PlanFacts, last: PlanFacts | None) -> None:
@@ -505,3 +495,34 @@ def print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) ->
         rest = facts.rest if facts.snapshot != state["snapshot"] else None
         outcome = "the table has not changed" if rest is None else describe_rebase(rest)
         print("\n".join(f"feedline: rebase: {line}" for line in outcome.splitlines()), file=sys.stderr)
+
+
+# -- torch's DataLoader ------------------------------------------------------------------------------------------------
+
+
+def refuse_workers() -> None:
+    """Refuse a worker process of a DataLoader."""
+    if get_worker_info() is not None:
+        raise FeedlineError(NO_WORKERS)
+
+
+def refuse_batching(caller: FrameType) -> None:
+    """Refuse a DataLoader with a batch size, whatever its collate_fn. caller: of `iter(dataset)`."""
+    if caller.f_code is not _IterableDatasetFetcher.__init__.__code__:
+        return  # reading another frame's `f_locals` would keep its variables alive
+    if caller.f_locals["auto_collation"]:
+        raise FeedlineError(
+            "a DataLoader must not join batches: got one with a batch_size, expected None. Use "
+            "DataLoader(dataset, batch_size=None), and set the rows of a batch in pipeline.yaml (batch.size)"
+        )
+
+
+def _refuse_to_collate(batches: Sequence[Batch], *, collate_fn_map: object = None) -> NoReturn:
+    """Called by `default_collate`, which a DataLoader uses whose dataset wraps this one."""
+    raise FeedlineError(
+        f"a Batch cannot be batched again: got {len(batches)} of them to join, expected one. Use "
+        f"DataLoader(dataset, batch_size=None), and set the rows of a batch in pipeline.yaml (batch.size)"
+    )
+
+
+default_collate_fn_map[Batch] = _refuse_to_collate

@@ -63,8 +63,7 @@ def open_plan(feed: FeederClient, ranks: RankInfo, hello: Hello, resume: Mapping
     store = _store() if connected else None
     if store is None:
         return feed.open(hello)
-    hello = replace(hello, connected=True)
-    return agree_on_plan(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size, state=resume)
+    return agree_on_plan(store, feed.open, replace(hello, connected=True), state=resume)
 
 
 def connected_rank() -> tuple[int, int] | None:
@@ -87,18 +86,17 @@ def agree_on_plan(
     open_plan: Callable[[Hello], Answer],
     hello: Hello,
     *,
-    rank: int,
-    world_size: int,
     state: Mapping[str, Any] | None = None,
     pause: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Answer:
-    """This rank's answer, once all ranks have the same plan. rank, world_size: among all trainers.
+    """This rank's answer, once all ranks have the same plan.
 
     state: the state that this rank loads, None if it starts without one. If one rank fails, its error is raised on
     every rank; so is PlanError if their states, plans or features differ, or if they do not read the rows of all data
     ranks. Ranks may read different column groups of the plan: then each group's ranks read the rows of all data ranks.
     """
+    rank = hello.global_rank
     prefix = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
     messages = _RankMessages(store, pause, now_s)
     if rank != 0:
@@ -111,9 +109,9 @@ def agree_on_plan(
         hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, rebase=None)
     try:
         answer = open_plan(hello)
-        names = {name: getattr(answer.facts, name) for name in (*_ANSWERED, *_COMPARED)}
+        facts = {name: getattr(answer.facts, name) for name in (*_ANSWERED, *_COMPARED)}
         loaded = None if state is None else {key: state[key] for key in STATE_KEYS}
-        outcome = RankOutcome(**names, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
+        outcome = RankOutcome(**facts, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
     except BaseException as error:
         store.set(f"{prefix}/{rank or 'leader'}", pack(_failure(error)).decode())
         if rank == 0 or not isinstance(error, FeedlineError):
@@ -121,7 +119,7 @@ def agree_on_plan(
     else:
         store.set(f"{prefix}/{rank or 'leader'}", pack(outcome).decode())
     if rank == 0:
-        others = messages.all([f"{prefix}/{other}" for other in range(1, world_size)])
+        others = messages.all([f"{prefix}/{other}" for other in range(1, hello.global_size)])
         store.set(f"{prefix}/verdict", pack(_verdict(outcome, others)).decode())
     _raise_error(messages.one(f"{prefix}/verdict", "rank 0 to compare the plans of all ranks"))
     return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -23,24 +23,42 @@ from feedline.loader.state import state_of
 from feedline.loader.wire.facts import ColumnGroup, Hello, RebaseRequest
 
 HELLO = Hello(rank=0, world_size=4)
-TWO = [Hello(rank=rank, world_size=2) for rank in range(2)]
 ANSWER = answer_with(snapshot="s1", lanes=3, plan="p1", features="f1", nulls=("x" * 100_000,))
 Open = Callable[[Hello], Answer]
 
 
-def outcomes(plans: list[Open], store: Any = None, hello: Hello = HELLO) -> list[Any]:
-    """What came of each rank, all at once."""
-    store = store or c10d.HashStore()
+def hello_of(number: int, data_rank: int, data_world_size: int) -> Hello:
+    """Of a trainer that reads the rows of a data rank."""
+    return Hello(rank=data_rank, world_size=data_world_size, trainer=number, trainers=4)
 
-    def rank(number: int) -> Any:
+
+def outcomes(
+    plans: Sequence[Open],
+    store: Any = None,
+    *,
+    hellos: Sequence[Hello] = (),
+    states: Sequence[dict[str, Any] | None] = (),
+) -> list[Any]:
+    """What came of each rank, all at once: its answer, or the error."""
+    store = store or c10d.HashStore()
+    hellos = hellos or [replace(HELLO, rank=rank, world_size=len(plans)) for rank in range(len(plans))]
+
+    def rank(plan: Open, hello: Hello, state: dict[str, Any] | None) -> Any:
         try:
-            own = replace(hello, rank=number, world_size=len(plans))
-            return agree_on_plan(store, plans[number], own, rank=number, world_size=len(plans))
+            return agree_on_plan(store, plan, hello, state=state)
         except BaseException as error:
             return error
 
     with ThreadPoolExecutor(len(plans)) as pool:
-        return list(pool.map(rank, range(len(plans)), timeout=PATIENCE_S))
+        return list(pool.map(rank, plans, hellos, states or [None] * len(plans), timeout=PATIENCE_S))
+
+
+def check(found: Sequence[Any], answers: Sequence[Answer], message: str | None) -> None:
+    """Every rank has its answer, or PlanError with this message."""
+    if message is None:
+        assert found == answers
+    else:
+        assert all(isinstance(error, PlanError) and message in str(error) for error in found), found
 
 
 def test_others_plan_on_the_snapshot_of_rank_0():
@@ -58,12 +76,12 @@ def test_others_plan_on_the_snapshot_of_rank_0():
         assert asked[1:] == [replace(HELLO, snapshot="s1", lanes=3)] * 2
     rebase = replace(HELLO, plan="p0", rebase=RebaseRequest(state={}))
     asked.clear()
-    assert outcomes([plan] * 2, hello=rebase) == [ANSWER] * 2
+    assert outcomes([plan] * 2, hellos=[replace(rebase, rank=rank, world_size=2) for rank in range(2)]) == [ANSWER] * 2
     window = {"window_rows": 64, "window_blocks": 16}
     assert asked == [rebase, replace(rebase, snapshot="s1", lanes=3, plan="p1", rebase=None, **window)]
     border = replace(HELLO, snapshot="s0", plan="p0", epoch=1)  # of a followed table
     asked.clear()
-    assert outcomes([plan] * 2, hello=border) == [ANSWER] * 2
+    assert outcomes([plan] * 2, hellos=[replace(border, rank=rank, world_size=2) for rank in range(2)]) == [ANSWER] * 2
     assert asked == [border, replace(border, snapshot="s1", lanes=3, plan="p1", **window)]
 
 
@@ -102,17 +120,7 @@ def state_at(epoch: int, step: int, **changes: Any) -> dict[str, Any]:
 )
 def test_ranks_continue_one_state(states: list[dict[str, Any] | None], message: str | None):
     """Their plans are equal: only the states tell that rows would be repeated, and others lost."""
-    store = c10d.HashStore()
-
-    def rank(number: int) -> Any:
-        try:
-            return agree_on_plan(store, lambda _: ANSWER, TWO[number], rank=number, world_size=2, state=states[number])
-        except PlanError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(2) as pool:
-        for outcome in pool.map(rank, range(2), timeout=PATIENCE_S):
-            assert outcome is ANSWER if message is None else message in outcome
+    check(outcomes([lambda _: ANSWER] * 2, states=states), [ANSWER] * 2, message)
 
 
 @pytest.mark.parametrize(
@@ -129,19 +137,8 @@ def test_ranks_continue_one_state(states: list[dict[str, Any] | None], message: 
 )
 def test_all_data_ranks_are_read(data_ranks: list[tuple[int, int]], message: str | None):
     """Ranks that are copies of each other agree; rows that nobody would read are an error on all of them."""
-    store = c10d.HashStore()
-
-    def rank(number: int) -> Any:
-        data_rank, size = data_ranks[number]
-        hello = Hello(rank=data_rank, world_size=size, trainer=number, trainers=4)
-        try:
-            return agree_on_plan(store, lambda _: ANSWER, hello, rank=number, world_size=4)
-        except PlanError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(4) as pool:
-        for outcome in pool.map(rank, range(4), timeout=PATIENCE_S):
-            assert outcome is ANSWER if message is None else message in outcome
+    hellos = [hello_of(number, *place) for number, place in enumerate(data_ranks)]
+    check(outcomes([lambda _: ANSWER] * 4, hellos=hellos), [ANSWER] * 4, message)
 
 
 DENSE, SPARSE = ColumnGroup(name="price (1)", digest="d1"), ColumnGroup(name="hist (2)", digest="d2")
@@ -175,20 +172,10 @@ def test_each_column_group_has_one_digest_and_reads_all_rows(
     groups: list[ColumnGroup | None], data_ranks: list[tuple[int, int]], message: str | None
 ):
     """Ranks may read different groups of one plan, in worlds of different sizes."""
-    store = c10d.HashStore()
-
-    def rank(number: int) -> Any:
-        data_rank, size = data_ranks[number]
-        hello = Hello(rank=data_rank, world_size=size, trainer=number, trainers=4)
-        answer = answer_with(column_group=groups[number], snapshot="s1", plan="p1")
-        try:
-            return agree_on_plan(store, lambda _: answer, hello, rank=number, world_size=4) == answer
-        except PlanError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(4) as pool:
-        for outcome in pool.map(rank, range(4), timeout=PATIENCE_S):
-            assert outcome is True if message is None else message in outcome
+    hellos = [hello_of(number, *place) for number, place in enumerate(data_ranks)]
+    answers = [answer_with(column_group=group, snapshot="s1", plan="p1") for group in groups]
+    plans = [lambda _, answer=answer: answer for answer in answers]
+    check(outcomes(plans, hellos=hellos), answers, message)
 
 
 def test_planning_may_take_longer_than_the_stores_timeout():
@@ -210,8 +197,9 @@ def test_planning_may_take_longer_than_the_stores_timeout():
         threading.Event().wait(0.001)
 
     with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(agree_on_plan, store, slow, TWO[0], rank=0, world_size=2)
-        other = pool.submit(agree_on_plan, store, lambda _: ANSWER, TWO[1], rank=1, world_size=2, pause=pause)
+        hellos = [Hello(rank=rank, world_size=2) for rank in range(2)]
+        leader = pool.submit(agree_on_plan, store, slow, hellos[0])
+        other = pool.submit(agree_on_plan, store, lambda _: ANSWER, hellos[1], pause=pause)
         assert leader.result(PATIENCE_S) == other.result(PATIENCE_S) is ANSWER
 
 
@@ -266,7 +254,7 @@ def test_the_log_names_the_ranks_that_are_missing(caplog: pytest.LogCaptureFixtu
     store = c10d.HashStore()
     store.set("feedline/1/2", json.dumps({"snapshot": "s1", "lanes": 3, "plan": "p1", "features": "f1"}))
     with pytest.raises(PlanError, match=r"did not agree on a plan: waited 86\d\d\d s for ranks 1, 3 to plan"):
-        agree_on_plan(store, lambda _: ANSWER, HELLO, rank=0, world_size=4, pause=pause, now_s=lambda: now[0])
+        agree_on_plan(store, lambda _: ANSWER, HELLO, pause=pause, now_s=lambda: now[0])
     assert "waited 118 s for ranks 1, 3 to plan" in caplog.text
 
 
@@ -276,7 +264,7 @@ def test_a_lost_store_is_an_error():
             raise RuntimeError("Connection was likely closed")
 
     with pytest.raises(FeedlineError, match=r"the store of torch\.distributed does not answer: Connection was"):
-        agree_on_plan(Gone(), lambda _: ANSWER, HELLO, rank=1, world_size=2)
+        agree_on_plan(Gone(), lambda _: ANSWER, replace(HELLO, rank=1))
 
 
 @pytest.mark.parametrize("backend", ["mpi", "fake"])

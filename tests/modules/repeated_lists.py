@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from feedline.loader.tensors.dedup_tensors import InverseSparse
-from feedline.loader.tensors.slot_tensors import Sparse
+from feedline.loader.tensors.slot_tensors import InverseSparse, Sparse
 
 IDS, WIDTH = 20, 8
 INVERSE = [0, 0, 0, 1, 2, 2, 3, 4, 4]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from repeated_lists import IDS, INVERSE, LENGTHS, SHAPES, WIDTH, Lists, assert_close, gradients, ids_of, ragged
 
-from feedline.loader.tensors.dedup_tensors import InverseColumn, InverseSparse
+from feedline.loader.tensors.slot_tensors import InverseColumn, InverseSparse
 from feedline.modules import DedupEmbedding, DedupEmbeddingBag, expand_rows
 
 

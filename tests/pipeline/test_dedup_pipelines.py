@@ -18,7 +18,7 @@ from feedline import FeedlineDataset, Pipeline
 from feedline.cli import app
 from feedline.commands.schema import describe_schema
 from feedline.errors import DataError, SpecError, StateError
-from feedline.loader.tensors.dedup_tensors import InverseColumn
+from feedline.loader.tensors.slot_tensors import InverseColumn
 
 ROWS = 3_000
 USER = {"user": {"columns": ["age", "city"]}}

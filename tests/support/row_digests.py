@@ -48,7 +48,7 @@ def digest_of(batch: Batch) -> str:
     """A digest of all features of all rows in their order, and of which are padding: the same on any device and for
     equal rows of any epoch and step."""
     here = batch.to("cpu")
-    slot = SlotArrays(here._layout, here._read_header(), here._root)
+    slot = SlotArrays(here._layout, here._header, here._root)
     rows = expand(encoded_rows(here._layout, pa.py_buffer(here._root)), here._layout.schema)
     return batch_digest(row_digests(rows), slot.valid.astype(np.bool_))
 

@@ -109,7 +109,7 @@ def test_batches_copied_ahead_are_those_of_the_plan_and_the_state_counts_those_h
         assert dataset._feed._connection.reader.held_slots < _FIRST_SLOTS
         monkeypatch.setattr(stream, "_has_waiting", lambda: True)
         held += [next(stream) for _ in range(3)]
-        assert dataset._progress.positions.reading > dataset._progress.positions.at
+        assert dataset._progress.reading > dataset._progress.at
         state = dataset.state_dict()
         assert (state["epoch"], state["step"]) == (0, len(held))
 

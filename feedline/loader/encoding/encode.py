@@ -141,12 +141,12 @@ def encode(
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
     """
-    gathered = _GatheredColumns(observer, order, repeats)
+    gathered = _GatheredColumns(observer, order, repeats, filters)
     if isinstance(features, pl.DataFrame):
         rows = features.height if rows is None else rows
         features = dict(zip(features.columns, features.get_columns(), strict=True))
     rows = len(next(iter(features.values()), ())) if rows is None else rows
-    features, extremes = _with_extremes(features, schema, observer is not None, coded, rows)
+    features, gathered.extremes = _with_extremes(features, schema, observer is not None, coded, rows)
     lists: list[_EncodedLists] = []
     for column in schema.sparse:
         if column.name in coded:
@@ -157,14 +157,14 @@ def encode(
     categorical = [
         gathered.add_ids(coded[column.name], column)
         if column.name in coded
-        else gathered.in_order(_ids(features[column.name], column, gathered, filters, extremes))
+        else gathered.in_order(_ids(features[column.name], column, gathered))
         for column in schema.group("categorical")
     ]
     encoded = EncodedRows(
         rows=rows,
-        dense=_row_major(features, schema.group("dense"), coded, rows, gathered, filters, extremes),
+        dense=_row_major(features, schema.group("dense"), coded, rows, gathered),
         categorical=tuple(categorical),
-        labels=_row_major(features, schema.group("label"), coded, rows, gathered, filters, extremes),
+        labels=_row_major(features, schema.group("label"), coded, rows, gathered),
         values=tuple(values for values, _, _ in lists),
         weights=tuple(weights for _, _, weights in lists),
         offsets=tuple(offsets for _, offsets, _ in lists),
@@ -184,12 +184,19 @@ def can_order(schema: BatchSchema) -> bool:
 
 
 class _GatheredColumns:
-    """The columns whose values are gathered, in one call, from those of distinct values."""
+    """The columns whose values are gathered, in one call, from those of distinct values; and what `encode` was given
+    for all columns. extremes: of those columns that need them, as far as they are known."""
 
     def __init__(
-        self, observer: Observer | None, order: NDArray[np.int32] | None, repeats: NDArray[np.int64] | None
+        self,
+        observer: Observer | None,
+        order: NDArray[np.int32] | None,
+        repeats: NDArray[np.int64] | None,
+        filters: Mapping[str, str],
     ) -> None:
         self.observer = observer
+        self.filters = filters
+        self.extremes: _Extremes = {}
         self.order = order
         # Numpy would convert the order for each column, and check it: together a fifth of a shuffled block's time.
         self._index = None if order is None else order.astype(np.int64)
@@ -327,7 +334,7 @@ def _with_extremes(
     """
     if rows < _MANY_ROWS:
         return features, {}
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for column in (*schema.group("categorical"), *schema.group("dense"), *schema.group("label")):
         if column.name in coded or not (counted or column.on_nonfinite != "keep"):
             continue
@@ -337,8 +344,8 @@ def _with_extremes(
                 continue
             values = values.to_numpy()
         if values.ndim == 1 and len(values) and values.dtype in _COMPARED and values.flags.c_contiguous:
-            found[column.name] = values
-    return {**features, **found}, dict(zip(found, native.extremes(list(found.values())), strict=True))
+            arrays[column.name] = values
+    return {**features, **arrays}, dict(zip(arrays, native.extremes(list(arrays.values())), strict=True))
 
 
 def _scalars(series: pl.Series | NDArray[Any], name: str, filters: Mapping[str, str]) -> NDArray[Any]:
@@ -354,18 +361,12 @@ def _scalars(series: pl.Series | NDArray[Any], name: str, filters: Mapping[str, 
     return series.to_numpy()
 
 
-def _ids(
-    series: pl.Series | NDArray[Any],
-    column: SlotColumn,
-    gathered: _GatheredColumns,
-    filters: Mapping[str, str],
-    extremes: _Extremes,
-) -> NDArray[np.int64]:
-    ids = _scalars(series, column.name, filters)
+def _ids(series: pl.Series | NDArray[Any], column: SlotColumn, gathered: _GatheredColumns) -> NDArray[np.int64]:
+    ids = _scalars(series, column.name, gathered.filters)
     if gathered.observer is not None:
         count = len(ids) if gathered.repeats is None else int(gathered.repeats.sum())
-        if column.name in extremes:
-            gathered.observer.count_extremes(column, count, *extremes[column.name])
+        if column.name in gathered.extremes:
+            gathered.observer.count_extremes(column, count, *gathered.extremes[column.name])
         else:
             gathered.observer.count_integers(column, ids, count)
     return ids
@@ -401,8 +402,6 @@ def _row_major(
     coded: Mapping[str, CodedValues],
     rows_of_all: int,
     gathered: _GatheredColumns,
-    filters: Mapping[str, str],
-    extremes: _Extremes,
 ) -> NDArray[np.float32]:
     width = sum(column.width for column in columns)
     matrix = np.empty((rows_of_all, width), dtype=np.float32)
@@ -419,9 +418,9 @@ def _row_major(
         if isinstance(series, pl.Series) and isinstance(series.dtype, pl.Array):
             target, values = slice(column.offset, column.offset + column.width), _vectors(series, column.name)
         else:
-            target, values = column.offset, _scalars(series, column.name, filters)
-        known = extremes.get(column.name)
-        values = apply_on_nonfinite(values, column, gathered.observer, repeats=of_rows, extremes=known)
+            target, values = column.offset, _scalars(series, column.name, gathered.filters)
+        extremes = gathered.extremes.get(column.name)
+        values = apply_on_nonfinite(values, column, gathered.observer, repeats=of_rows, extremes=extremes)
         is_copied = values.dtype == np.float32 and values.flags.c_contiguous
         if is_copied and isinstance(target, int) and gathered.order is None:
             laid[target] = values

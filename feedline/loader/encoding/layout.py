@@ -262,24 +262,22 @@ class SlotLayout:
         # Names in the order of pipeline.yaml, each with its index in memory order.
         self.sparse_index = places
         self.sparse_names = tuple((column.name, places[column.name]) for column in schema.group("sparse"))
-        self.no_sparse: dict[str, Any] = dict.fromkeys(name for name, _ in self.sparse_names)
         self.sparse_bytes = tuple(np.dtype(column.dtype).itemsize for column in self.sparse)  # of a value
         self.sparse_runs = _runs([column.dtype for column in self.sparse])
         self.weighted = tuple(index for index, column in enumerate(self.sparse) if column.weighted)
-        self.extra_index = {column.name: index for index, column in enumerate(self.extra)}
         self.header_words = len(_HEADER) + len(self.sparse) + len(self.extra) + len(schema.dedup)
         self.header_struct = struct.Struct(f"<{self.header_words}q")
-        self.header_values = slice(len(_HEADER), len(_HEADER) + len(self.sparse))  # of its words
-        self.has_plain_lists = not self.weighted and not schema.dedup  # the same rows in all, without weights
         self._extra_bytes = tuple(np.dtype(column.dtype).itemsize if column.dtype else 0 for column in self.extra)
-        self.last_matrices = self._place_matrices(0)  # of the last number of rows: nearly always that of the next batch
+        self._last_matrices = self._place_matrices(
+            0
+        )  # of the last number of rows: nearly always that of the next batch
 
     def place_matrices(self, rows: int) -> MatrixOffsets:
         """Offsets of the sections before the values: the same for every batch of that many rows, unless features are
         deduplicated; then only those up to `lengths` are right."""
-        offsets = self.last_matrices
+        offsets = self._last_matrices
         if offsets.rows != rows:
-            self.last_matrices = offsets = self._place_matrices(rows)
+            self._last_matrices = offsets = self._place_matrices(rows)
         return offsets
 
     def list_rows(self, rows: int, unique: Sequence[int]) -> list[int]:

@@ -89,10 +89,11 @@ def machine_advice(
     if limit.name in ("loop", "copy"):
         halved = {"loop": {"delivery": limit.use / 2}} if limit.name == "loop" else {}
         yield _advice(
-            "batch", limits, limits.with_uses(halved), noise,
+            "batch",
+            predicted(limits, limits.with_uses(halved), noise),
             change="batch.size: twice as many rows",
             reason="the feeder's loop takes a time per step, whatever its rows",
-        )  # fmt: skip
+        )
 
 
 def _more_blocks(limits: ResourceLimits, capacity: Capacity, noise: float) -> Iterator[Advice]:
@@ -102,10 +103,11 @@ def _more_blocks(limits: ResourceLimits, capacity: Capacity, noise: float) -> It
         change = f"cluster: {{window: {_WINDOW_OF_THREADS * capacity.threads}}}"
     if change:
         yield _advice(
-            "window" if change.startswith("cluster") else "memory", limits, limits.without("window"), noise,
+            "window" if change.startswith("cluster") else "memory",
+            predicted(limits, limits.without("window"), noise),
             change=change,
             reason=f"{counted(capacity.window, 'block')} may be in flight, {capacity.threads} threads could compute",
-        )  # fmt: skip
+        )
 
 
 def predicted(limits: ResourceLimits, changed: ResourceLimits, noise: float) -> tuple[float, Interval]:
@@ -115,25 +117,9 @@ def predicted(limits: ResourceLimits, changed: ResourceLimits, noise: float) -> 
     return ratio, Interval(low=ratio * max(0.0, 1 - noise), high=ratio * (1 + noise))
 
 
-def _advice(
-    kind: AdviceKind,
-    limits: ResourceLimits,
-    changed: ResourceLimits,
-    noise: float,
-    *,
-    change: str,
-    reason: str,
-    caveat: str = "",
-) -> Advice:
-    ratio, interval = predicted(limits, changed, noise)
-    return Advice(
-        kind=kind,
-        change=change,
-        reason=reason,
-        rows_ratio=ratio,
-        rows_interval=interval,
-        caveat=caveat,
-    )
+def _advice(kind: AdviceKind, gain: tuple[float, Interval], *, change: str, reason: str, caveat: str = "") -> Advice:
+    ratio, interval = gain
+    return Advice(kind=kind, change=change, reason=reason, rows_ratio=ratio, rows_interval=interval, caveat=caveat)
 
 
 def threads_needed(limits: ResourceLimits) -> int | None:
@@ -168,11 +154,12 @@ def _more_threads(
             needed = min(needed, round(capacity.threads * facts.block_busy_s / computing_s))
         if needed > capacity.threads and needed / capacity.threads >= 1 + _WAITS:
             yield _advice(
-                "threads", limits, limits.with_capacity({"threads": needed}), noise,
+                "threads",
+                predicted(limits, limits.with_capacity({"threads": needed}), noise),
                 change=f"cluster: {{threads: {needed}}}",
                 reason="block threads wait, for the store or within ops, and leave cores idle",
                 caveat=_store_caveat(threads, capacity),
-            )  # fmt: skip
+            )
         return
     has_trainer = limits.get("trainer") is not None
     elastic = limits.without("cores") if not is_local or limit.name == "cores" else limits
@@ -187,12 +174,13 @@ def _more_threads(
         yield _other_hosts(limits, sent, capacity, workers * per_worker / capacity.threads, noise)
         return
     yield _advice(
-        "workers", limits, _with_workers(elastic, workers, per_worker), noise,
+        "workers",
+        predicted(limits, _with_workers(elastic, workers, per_worker), noise),
         change=_workers(workers, capacity.form),
         reason=f"{counted(capacity.workers, 'worker')} of {counted(per_worker, 'thread')} "
         f"{'is' if capacity.workers == 1 else 'are'} busy; with {workers} {ends}",
         caveat=_store_caveat(threads, capacity),
-    )  # fmt: skip
+    )
 
 
 def _with_workers(limits: ResourceLimits, workers: int, threads: int) -> ResourceLimits:
@@ -233,12 +221,13 @@ def _other_hosts(
     locks = max(1.0, factor * (lock.capacity if lock is not None else 0.0))
     changed = sent.with_capacity({"threads": threads, "cores": factor * limit.capacity, "lock": locks})
     return _advice(
-        "workers", limits, changed, noise,
+        "workers",
+        predicted(limits, changed, noise),
         change=f"{_OTHER_HOSTS[capacity.form]}: {cores} cores in all",
         reason=f"{counted(capacity.cores, 'core')} {'is' if capacity.cores == 1 else 'are'} busy"
         + (f"; with {cores} {ends}" if trainer else ""),
         caveat="blocks that come over a network are copied once more, which is in the figure" if sent != limits else "",
-    )  # fmt: skip
+    )
 
 
 _OTHER_HOSTS = {
@@ -268,11 +257,12 @@ def _processes(
     changed = _with_workers(_with_sending(limits, facts).with_uses({"threads": uses}), workers, 1)
     waits = f"block threads wait for each other {waiting_s / facts.block_busy_s:.0%} of the time: blocks are short"
     yield _advice(
-        "processes", limits, changed, noise,
+        "processes",
+        predicted(limits, changed, noise),
         change=f"cluster: {{workers: {workers}, threads: 1}}",
         reason=waits if limit.name == "threads" else "threads of one process share the interpreter's lock",
         caveat="larger row groups make blocks longer, too",
-    )  # fmt: skip
+    )
 
 
 def _source_cache(limits: ResourceLimits, capacity: Capacity, noise: float) -> Iterator[Advice]:
@@ -281,11 +271,12 @@ def _source_cache(limits: ResourceLimits, capacity: Capacity, noise: float) -> I
         return
     without = {name: {"store wait": 0.0} for name in ("threads", "window", "store")}
     yield _advice(
-        "store", limits, limits.with_uses(without), noise,
+        "store",
+        predicted(limits, limits.with_uses(without), noise),
         change="cache: {dir: FOLDER, mode: source}",
         reason=f"waiting for the store takes {threads.uses['store wait'] / threads.use:.0%} of the block threads' time",
         caveat="from the second epoch on; the first one writes what it reads",
-    )  # fmt: skip
+    )
 
 
 def _filled(epochs: int) -> str:

@@ -15,6 +15,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Self
 
+from feedline.config import PipelineSpec
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.wire.facts import BlockStats, FeederStats
 
@@ -58,6 +59,41 @@ class Capacity:
     cached: bool = False
     copiers: int = 2
     lock_share: float | None = None
+
+
+def capacity_of(
+    spec: PipelineSpec,
+    stats: FeederStats,
+    *,
+    cores: float,
+    workers: int = 0,
+    store_bytes_per_s: float | None = None,
+) -> Capacity:
+    """The capacities of one trainer's blocks. cores: of this host; workers: of a cluster (0: as pipeline.yaml says)."""
+    limits = spec.cluster.workers
+    least = 1 if limits is None else limits.min
+    return replace(
+        capacity_in_form(spec.cluster.kind, stats, cores=cores, workers=workers or least),
+        epochs=spec.epochs,
+        cached=spec.cache is not None and not spec.cache.is_off,
+        store_bytes_per_s=store_bytes_per_s,
+    )
+
+
+def capacity_in_form(form: str, stats: FeederStats, *, cores: float, workers: int) -> Capacity:
+    """The capacities with a form of `cluster`. cores: of the feeder's host, which workers share in two of the forms; in
+    the others they are those of the workers' hosts, or as many as threads where these are unknown."""
+    threads = max(stats.threads, 1)
+    is_local = form in ("threads", "processes")
+    return Capacity(
+        cores=cores if is_local else stats.cores or float(threads),
+        threads=threads,
+        workers=workers,
+        form=form,
+        own_cores=is_local,
+        window=stats.window,
+        window_reason=stats.window_reason,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from feedline.config import PipelineSpec
-from feedline.loader.limits.capacities import capacity_of
-from feedline.loader.limits.run_facts import RunFacts
+from feedline.loader.limits.run_facts import RunFacts, capacity_of
 from feedline.loader.limits.verdict import Verdict, judge, short
 from feedline.loader.wire.facts import FeederStats
 

@@ -1,21 +1,21 @@
 """The tensors of a slot's sections: views of its bytes, created on first use.
 
-Runs in: the trainer, and wherever `Pipeline.batches` is iterated. A model's step evicts this code from the caches: each
-function called and each view made by torch costs microseconds, so tensors are made from arrays over the slot.
+Runs in: the trainer, and wherever `Pipeline.batches` is iterated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
 from feedline.errors import FeedlineError
-from feedline.loader.encoding.layout import ALIGNMENT_BYTES, BatchSchema, Placement, SlotHeader, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, MatrixOffsets, Placement, SlotHeader, SlotLayout
 from feedline.loader.encoding.slot import Buffer, read_header
 from feedline.loader.ring.pinning import events_on_all
 from feedline.native.ring import Lease
@@ -108,6 +108,8 @@ def _refuse_freed(piece: torch.Tensor) -> None:
 
 # --------------------------------------------------------------------------------------------------------------------
 
+T = TypeVar("T")
+
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
@@ -130,6 +132,7 @@ class Sparse:
     def to_padded(self, max_len: int, fill: float = 0) -> torch.Tensor:
         """[B, max_len]: a row's values, then `fill`. Longer lists are cut. With `batch.buckets`, `batch.bound` is the
         length that all ranks need."""
+        # values [7, 8, 9], offsets [0, 2, 2, 3], max_len 2: index [[0, 1], [2, 2], [2, 2]] -> [[7, 8], [0, 0], [9, 0]]
         place = torch.arange(max_len, device=self.values.device)
         if not len(self.values):
             return self.values.new_full((len(self), max_len), fill)
@@ -141,49 +144,142 @@ class Sparse:
         return f"Sparse(rows={len(self.lengths)}, values={tuple(self.values.shape)} {self.values.dtype}{weighted})"
 
 
-class Features(dict[str, Sparse]):
-    """The ragged features of a batch by name; a name that is missing raises KeyError with the names there are."""
+class Features(dict[str, T]):
+    """Features of a batch by name; a name that is missing raises KeyError with the names there are."""
 
     __slots__ = ()
 
-    def __missing__(self, name: str) -> Sparse:
-        raise missing_feature(name, self)
+    def __missing__(self, name: str) -> T:
+        raise KeyError(f"there is no feature {name!r} here: expected one of {', '.join(self) or '(none)'}")
 
 
-# More ragged features than these are split off one tensor per section: 0.54 ms instead of 0.64 for 46 of them, but 0.13
-# instead of 0.09 for 6.
-_FEW = 16
+# --------------------------------------------------------------------------------------------------------------------
+# Deduplicated groups: the values of unique rows, and the unique row of each row of the batch. The rows of a batch that
+# repeat the row above them in all features of a group share one unique row. A model computes what depends on the group
+# alone for the U unique rows, and expands the result: `result.index_select(0, group.inverse)`.
+
+
+class InverseSparse(Sparse):
+    """One ragged feature of a deduplicated group: `values`, `lengths` int32 [U], `offsets` int64 [U + 1] and `weights`
+    as of `Sparse`, of unique rows; `inverse` int32 [B]: row i of the batch holds the list of unique row `inverse[i]`.
+    """
+
+    __slots__ = ("inverse",)
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+        inverse: torch.Tensor,
+    ) -> None:
+        super().__init__(values, lengths, offsets, weights)
+        self.inverse = inverse
+
+    @property
+    def unique_rows(self) -> int:
+        """U."""
+        return len(self.lengths)
+
+    def expand(self) -> Sparse:
+        """The feature of all B rows: a jagged index select, without padding."""
+        inverse = self.inverse.long()
+        lengths = self.lengths.index_select(0, inverse)
+        offsets = torch.zeros(len(inverse) + 1, dtype=torch.int64, device=lengths.device)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        shifts = self.offsets.index_select(0, inverse) - offsets[:-1]
+        index = torch.repeat_interleave(shifts, lengths.long(), output_size=int(offsets[-1]))
+        index += torch.arange(len(index), device=index.device)
+        weights = None if self.weights is None else self.weights.index_select(0, index)
+        return Sparse(self.values.index_select(0, index), lengths, offsets, weights)
+
+    def __len__(self) -> int:
+        return len(self.inverse)
+
+    def __repr__(self) -> str:
+        weighted = ", weighted" if self.weights is not None else ""
+        return (
+            f"InverseSparse(rows={len(self.inverse)}, unique_rows={self.unique_rows}, "
+            f"values={tuple(self.values.shape)} {self.values.dtype}{weighted})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InverseColumn:
+    """One scalar or vector feature of a deduplicated group: `values` [U] or [U, width], `inverse` int32 [B]."""
+
+    values: torch.Tensor
+    inverse: torch.Tensor
+
+    @property
+    def unique_rows(self) -> int:
+        """U."""
+        return len(self.values)
+
+    def expand(self) -> torch.Tensor:
+        """The feature of all B rows."""
+        return self.values.index_select(0, self.inverse.long())
+
+    def __len__(self) -> int:
+        return len(self.inverse)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DedupGroup:
+    """A deduplicated group of a batch: the features that repeat together.
+
+    inverse: int32 [B], which never falls: row i of the batch holds unique row `inverse[i]`. dense: float32 [U, D] and
+    categorical: int64 [U, K], of the group's own columns in the order of pipeline.yaml. sparse[name]: `InverseSparse`.
+    """
+
+    name: str
+    inverse: torch.Tensor
+    dense: torch.Tensor
+    categorical: torch.Tensor
+    sparse: Mapping[str, InverseSparse]
+
+    @property
+    def unique_rows(self) -> int:
+        """U."""
+        return len(self.dense)
+
+    def expand(self, unique: torch.Tensor) -> torch.Tensor:
+        """What was computed for the unique rows, [U, ...], for all rows, [B, ...]."""
+        return unique.index_select(0, self.inverse.long())
+
+    def __repr__(self) -> str:
+        return f"DedupGroup({self.name!r}, rows={len(self.inverse)}, unique_rows={self.unique_rows})"
+
+
+def whole_matrix(
+    own: torch.Tensor, groups: Mapping[str, DedupGroup], schema: BatchSchema, kind: Literal["dense", "categorical"]
+) -> torch.Tensor:
+    """The matrix [B, columns] of all features of a kind in the order of pipeline.yaml, in memory as it is without
+    groups. own: that of the features in no group, returned where there is no other."""
+    if not groups:
+        return own
+    matrices = {None: own} | {name: group.expand(getattr(group, kind)) for name, group in groups.items()}
+    columns = [matrices[column.dedup][:, column.offset : column.offset + column.width] for column in schema.group(kind)]
+    if not columns:
+        return own
+    return torch.cat(columns, 1) if kind == "dense" else torch.cat([column.t() for column in columns]).t()
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 
 class SlotTensors:
     """The matrices and ragged features of a batch, over a slot's bytes in this process or a copy on another device."""
 
-    # Created on first use.
-    _header: SlotHeader | None = None
-    _placement: Placement | None = None
-    _dense: torch.Tensor | None = None
-    _categorical: torch.Tensor | None = None
-    _labels: torch.Tensor | None = None
-    _valid: torch.Tensor | None = None
-    _sparse: Features | None = None
-    _exposed = True  # whether tensors over the slot need no fence, or have one
-    # Of a batch on another device, without a root.
-    _device_bytes: DeviceBytes | None = None
+    _device_bytes: DeviceBytes | None = None  # of a batch on another device, which has no root
 
     def __init__(
-        self,
-        layout: SlotLayout,
-        epoch: int,
-        step: int,
-        rows: int,
-        nbytes: int,
-        root: Buffer | None = None,
-        lease: Lease | None = None,
+        self, layout: SlotLayout, epoch: int, step: int, rows: int, nbytes: int, root: Buffer | None = None
     ) -> None:
         """The batch in the slot with these bytes, whose header is read when it is needed.
 
-        root: an array, or the lease of the slot, which is then given as lease, too.
-        nbytes: bytes of the slot, including padding between sections.
+        root: an array, or the lease of the slot. nbytes: bytes of the slot, including padding between sections.
         """
         self._layout = layout
         self.epoch = epoch
@@ -191,9 +287,9 @@ class SlotTensors:
         self.rows = rows
         self.nbytes = nbytes
         self._root = root
-        self._lease = lease
-        if lease is not None and lease.generation.pinned:
-            self._exposed = False
+        self._lease: Lease | None = root if hasattr(root, "fences") else None
+        # Whether tensors over the slot need no fence, or have one.
+        self._exposed = self._lease is None or not self._lease.generation.pinned
 
     @property
     def bound(self) -> int | None:
@@ -212,80 +308,86 @@ class SlotTensors:
     def __len__(self) -> int:
         return self.rows
 
-    def __repr__(self) -> str:
-        return (
-            f"Batch(epoch={self.epoch}, step={self.step}, rows={self.rows}, bytes={self.nbytes}, device={self.device})"
-        )
-
-    @property
-    def dense(self) -> torch.Tensor:
-        """float32 [B, D]."""
-        tensor = self._dense
-        if tensor is None:
-            layout, rows = self._layout, self.rows
-            places = layout.last_matrices
-            if places.rows != rows:
-                places = layout.place_matrices(rows)
-            self._dense = tensor = self._tensor(FLOAT32, places.dense, (rows, layout.width["dense"]))
-        return tensor
-
-    @property
-    def labels(self) -> torch.Tensor:
-        """float32 [B, L]."""
-        tensor = self._labels
-        if tensor is None:
-            layout, rows = self._layout, self.rows
-            places = layout.last_matrices
-            if places.rows != rows:
-                places = layout.place_matrices(rows)
-            self._labels = tensor = self._tensor(FLOAT32, places.labels, (rows, layout.width["label"]))
-        return tensor
-
-    @property
-    def categorical(self) -> torch.Tensor:
-        """int64 [B, K]; each column is contiguous."""
-        tensor = self._categorical
-        if tensor is None:
-            layout, rows = self._layout, self.rows
-            places = layout.last_matrices
-            if places.rows != rows:
-                places = layout.place_matrices(rows)
-            shape = rows, layout.width["categorical"]
-            self._categorical = tensor = self._tensor(INT64, places.categorical, shape, (8, 8 * rows))
-        return tensor
-
-    @property
-    def valid(self) -> torch.Tensor:
-        """bool [B]: False for padding."""
-        tensor = self._valid
-        if tensor is None:
-            start = self._layout.place_matrices(self.rows).valid
-            self._valid = tensor = self._tensor(np.dtype(np.bool_), start, (self.rows,))
-        return tensor
-
-    @property
-    def sparse(self) -> Mapping[str, Sparse]:
-        """The ragged features by name, in the order of pipeline.yaml."""
-        if self._sparse is None:
-            self._sparse = self._sparse_features()
-        return self._sparse
-
     @property
     def device(self) -> torch.device:
         return torch.device("cpu") if self._device_bytes is None else self._device_bytes.device
 
+    @cached_property
+    def dense(self) -> torch.Tensor:
+        """float32 [B, D]."""
+        return self._tensor(FLOAT32, self._matrices.dense, (self.rows, self._layout.width["dense"]))
+
+    @cached_property
+    def labels(self) -> torch.Tensor:
+        """float32 [B, L]."""
+        return self._tensor(FLOAT32, self._matrices.labels, (self.rows, self._layout.width["label"]))
+
+    @cached_property
+    def categorical(self) -> torch.Tensor:
+        """int64 [B, K]; each column is contiguous."""
+        shape = self.rows, self._layout.width["categorical"]
+        return self._tensor(INT64, self._matrices.categorical, shape, (8, 8 * self.rows))
+
+    @cached_property
+    def valid(self) -> torch.Tensor:
+        """bool [B]: False for padding."""
+        return self._tensor(np.dtype(np.bool_), self._matrices.valid, (self.rows,))
+
+    @cached_property
+    def sparse(self) -> Mapping[str, Sparse]:
+        """The ragged features by name, in the order of pipeline.yaml."""
+        lists = self._lists()
+        features = Features({name: Sparse(*lists[index]) for name, index in self._layout.sparse_names})
+        for group in self.groups.values():
+            features.update(group.sparse)
+        return features
+
+    @cached_property
+    def groups(self) -> Mapping[str, DedupGroup]:
+        """The deduplicated groups by name."""
+        layout = self._layout
+        if not layout.schema.dedup:
+            return {}
+        lists, groups = self._lists(), {}
+        for name, part, place, unique in zip(
+            layout.schema.dedup, layout.parts[1:], self._placement.groups, self._header.unique, strict=True
+        ):
+            inverse = self._tensor(INT32, place.inverse, (self.rows,))
+            ids = unique, part.width["categorical"]
+            groups[name] = DedupGroup(
+                name=name,
+                inverse=inverse,
+                dense=self._tensor(FLOAT32, place.dense, (unique, part.width["dense"])),
+                categorical=self._tensor(INT64, place.categorical, ids, (8, 8 * unique)),
+                sparse={layout.sparse[index].name: InverseSparse(*lists[index], inverse) for index in part.sparse},
+            )
+        return groups
+
+    @property
+    def all_dense(self) -> torch.Tensor:
+        """float32 [B, D]: `dense` with the columns of groups, as without deduplication; a copy if there are groups."""
+        return whole_matrix(self.dense, self.groups, self.schema, "dense")
+
+    @property
+    def all_categorical(self) -> torch.Tensor:
+        """int64 [B, K]: `categorical` with the columns of groups, as without deduplication."""
+        return whole_matrix(self.categorical, self.groups, self.schema, "categorical")
+
     # -- making tensors -------------------------------------------------------------------------------------------
 
-    def _read_header(self) -> SlotHeader:
-        if self._header is None:
-            self._header = read_header(self._layout, self._root)
-        return self._header
+    @cached_property
+    def _header(self) -> SlotHeader:
+        return read_header(self._layout, self._root)
 
-    def _place(self) -> Placement:
+    @cached_property
+    def _placement(self) -> Placement:
         """The offsets of all sections."""
-        if self._placement is None:
-            self._placement = self._layout.place_header(self._read_header())
-        return self._placement
+        return self._layout.place_header(self._header)
+
+    @property
+    def _matrices(self) -> MatrixOffsets:
+        """The offsets of the sections before the lists, for which the header is not needed."""
+        return self._layout.place_matrices(self.rows)
 
     def _tensor(
         self, dtype: np.dtype[Any], start: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
@@ -317,67 +419,28 @@ class SlotTensors:
         assert self._lease is not None
         self._lease.fences.append(events_on_all)
 
-    def _split(self, dtype: np.dtype[Any], start: int, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
-        """1-D tensors of these sizes that lie back to back."""
-        root = self._root
-        if root is None or len(sizes) > _FEW:  # one call for all; their version counters are not shared either
-            split: Sequence[torch.Tensor]
-            split = torch.unsafe_split_with_sizes(self._tensor(dtype, start, (sum(sizes),)), list(sizes))
-            return split
-        if not self._exposed:
-            self._expose()
-        tensors, array, of_array, itemsize = [], np.ndarray, torch.from_numpy, dtype.itemsize
-        for size in sizes:
-            tensors.append(of_array(array(size, dtype, root, start)))
-            start += size * itemsize
-        return tensors
-
-    def _sparse_features(self) -> Features:
-        """All ragged features."""
-        layout, root, rows = self._layout, self._root, self.rows
-        if root is None or not layout.has_plain_lists or len(layout.sparse) > _FEW:
-            lists = self._lists()
-            return Features({name: Sparse(*lists[index]) for name, index in layout.sparse_names})
-        # As `_lists`, without header and placement: those take as long as the tensors.
-        if not self._exposed:
-            self._expose()
-        sizes = layout.header_struct.unpack_from(root)[layout.header_values]
-        matrices = layout.last_matrices
-        if matrices.rows != rows:
-            matrices = layout.place_matrices(rows)
-        lengths, offsets, end = matrices.lengths, matrices.offsets, matrices.end
-        features, array, of_array = Features(layout.no_sparse), np.ndarray, torch.from_numpy
-        for dtype, run in layout.sparse_runs:
-            end = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            for column, size in zip(layout.sparse[run], sizes[run], strict=True):
-                values = of_array(array(size, dtype, root, end))
-                of_rows = of_array(array(rows, INT32, root, lengths))
-                features[column.name] = Sparse(values, of_rows, of_array(array(rows + 1, INT64, root, offsets)))
-                end, lengths, offsets = end + size * dtype.itemsize, lengths + 4 * rows, offsets + 8 * rows + 8
-        return features
-
     def _lists(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Values, lengths, offsets and weights of each ragged feature, in memory order."""
-        layout = self._layout
-        count = len(layout.sparse)
-        if not count:
+        layout, sizes, placement = self._layout, self._header.values, self._placement
+        if not layout.sparse:
             return []
-        header, placement = self._read_header(), self._place()
-        sizes, rows = header.values, layout.list_rows(self.rows, header.unique)
-        lengths = self._split(INT32, placement.matrices.lengths, rows)
-        offsets = self._split(INT64, placement.matrices.offsets, [each + 1 for each in rows])
-        values: list[torch.Tensor] = []
-        for dtype, run in layout.sparse_runs:
-            values += self._split(dtype, placement.values[run.start], sizes[run])
-        weights: list[torch.Tensor | None] = [None] * count
+
+        def split(dtype: np.dtype[Any], start: int, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+            """1-D tensors of these sizes that lie back to back; their version counters are not shared."""
+            parts: Sequence[torch.Tensor]
+            parts = torch.unsafe_split_with_sizes(self._tensor(dtype, start, (sum(sizes),)), list(sizes))
+            return parts
+
+        rows = layout.list_rows(self.rows, self._header.unique)
+        lengths = split(INT32, placement.matrices.lengths, rows)
+        offsets = split(INT64, placement.matrices.offsets, [count + 1 for count in rows])
+        values = [
+            part for dtype, run in layout.sparse_runs for part in split(dtype, placement.values[run.start], sizes[run])
+        ]
+        weights: list[torch.Tensor | None] = [None] * len(rows)
         if layout.weighted:
             start = placement.weights[layout.weighted[0]] or 0
-            parts = self._split(FLOAT32, start, [sizes[index] for index in layout.weighted])
+            parts = split(FLOAT32, start, [sizes[index] for index in layout.weighted])
             for index, part in zip(layout.weighted, parts, strict=True):
                 weights[index] = part
         return list(zip(values, lengths, offsets, weights, strict=True))
-
-
-def missing_feature(name: str, names: Iterable[str]) -> KeyError:
-    """The error for a name that is none of these."""
-    return KeyError(f"there is no feature {name!r} here: expected one of {', '.join(names) or '(none)'}")

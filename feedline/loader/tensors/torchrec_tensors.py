@@ -8,18 +8,52 @@ a batch, which must be properties; they read one twice, ahead of the step and in
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
-from feedline.errors import FeedlineError
-from feedline.loader.encoding.layout import SlotColumn
-from feedline.loader.tensors.dedup_tensors import DedupGroup
-from feedline.loader.tensors.keyed_columns import chosen_ids, chosen_weighted, ids_of
-from feedline.loader.tensors.slot_tensors import FLOAT32, INT32, SlotTensors
+from feedline.errors import FeedlineError, SpecError
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SparseFeatures
+from feedline.loader.tensors.slot_tensors import FLOAT32, INT32, DedupGroup, SlotTensors
+
+_INT32_IDS = 2**31
+
+
+def ids_of(schema: BatchSchema) -> tuple[str, ...]:
+    """The features that hold ids: lists in the order of memory, where they are neighbours, then categorical ones."""
+    lists = tuple(column.name for column in schema.sparse if column.dtype == "int64")
+    return lists + tuple(column.name for column in schema.group("categorical"))
+
+
+def chosen_ids(choice: SparseFeatures, schema: BatchSchema) -> tuple[str, ...]:
+    """The features of `batch.sparse_features`, in their order."""
+    return ids_of(schema) if choice.features is None else tuple(choice.features)
+
+
+def chosen_weighted(choice: SparseFeatures, schema: BatchSchema) -> tuple[str, ...]:
+    """The features of `batch.weighted_sparse_features`, in the order of memory if none is named."""
+    if choice.features is None:
+        return tuple(column.name for column in schema.sparse if column.weighted)
+    return tuple(name for name in choice.features if schema[name].weighted)
+
+
+def check_chosen(choice: SparseFeatures, schema: BatchSchema) -> None:
+    """Raise SpecError if batches of this schema have no such features, or ids that are too large."""
+    known = ids_of(schema)
+    for name in chosen_ids(choice, schema):
+        if name not in known:
+            names = ", ".join(known) or "(none)"
+            raise SpecError(f"sparse_features.features must hold ids: got {name!r}, expected some of {names}")
+        bound = schema[name].num_embeddings
+        if choice.dtype == "int32" and (bound is None or bound > _INT32_IDS):
+            raise SpecError(
+                f'sparse_features.dtype "int32" needs ids below {_INT32_IDS:,}: got {name!r}, whose ops '
+                f"{'do not bound them' if bound is None else f'give {bound:,}'}. End its ops with hash_bucket or "
+                "vocabulary, or leave the dtype at int64"
+            )
 
 
 class Jagged(NamedTuple):
@@ -33,27 +67,7 @@ class Jagged(NamedTuple):
 class KeyedTensors(SlotTensors):
     """The tensors of a batch, and keyed jagged ones over them."""
 
-    # Created on first use.
-    _inverse_indices: torch.Tensor | None = None
-    _sparse_kjt: Any = None
-    _weighted_kjt: Any = None
-    _whole_dense: torch.Tensor | None = None
-
-    @property
-    @abstractmethod
-    def groups(self) -> Mapping[str, DedupGroup]:
-        """The deduplicated groups by name."""
-
-    @property
-    @abstractmethod
-    def all_dense(self) -> torch.Tensor:
-        """The matrix of all dense features."""
-
-    @abstractmethod
-    def __getitem__(self, name: str) -> Any:
-        """Any feature by name."""
-
-    @property
+    @cached_property
     def sparse_features(self) -> Any:
         """A `torchrec.KeyedJaggedTensor` of all ids: sparse features of int64, then categorical ones as lists of one.
 
@@ -63,35 +77,24 @@ class KeyedTensors(SlotTensors):
 
         ValueError: there are no such features. ModuleNotFoundError: without the extra `torchrec`.
         """
-        if self._sparse_kjt is None:
-            choice = self._layout.sparse_features
-            names = chosen_ids(choice, self.schema)
-            if not names:
-                raise missing_lists(self._layout.sparse, "int64", False, None)
-            self._sparse_kjt = self._keyed(names, choice.dtype, expand=self._expands())
-        return self._sparse_kjt
+        return self._chosen(chosen_ids(self._layout.sparse_features, self.schema), weighted=False)
 
-    @property
+    @cached_property
     def weighted_sparse_features(self) -> Any:
         """A `torchrec.KeyedJaggedTensor` of the weighted features with their weights; else as `sparse_features`."""
-        if self._weighted_kjt is None:
-            choice = self._layout.sparse_features
-            names = chosen_weighted(choice, self.schema)
-            if not names:
-                raise missing_lists(self._layout.sparse, "int64", True, None)
-            self._weighted_kjt = self._keyed(names, choice.dtype, weighted=True, expand=self._expands())
-        return self._weighted_kjt
+        return self._chosen(chosen_weighted(self._layout.sparse_features, self.schema), weighted=True)
 
-    def _expands(self) -> bool:
-        expand = self._layout.sparse_features.expand
-        return self.device.type == "cpu" if expand is None else expand
+    def _chosen(self, names: Sequence[str], *, weighted: bool) -> Any:
+        if not names:
+            raise missing_lists(self._layout.sparse, "int64", weighted, None)
+        choice = self._layout.sparse_features
+        expand = self.device.type == "cpu" if choice.expand is None else choice.expand
+        return self._keyed(names, choice.dtype, weighted=weighted, expand=expand)
 
-    @property
+    @cached_property
     def dense_features(self) -> torch.Tensor:
         """float32 [B, D]: `all_dense`, made once."""
-        if self._whole_dense is None:
-            self._whole_dense = self.all_dense
-        return self._whole_dense
+        return self.all_dense
 
     def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of the sparse features of one dtype, without a copy and without weights.
@@ -153,7 +156,7 @@ class KeyedTensors(SlotTensors):
         expand = expand and grouped
         runs = [self._run(run, weighted, expand) for run in _neighbours(columns, self._layout.sparse_index, expand)]
         jagged = joined([run for run, _ in runs], dtype, copy=self._shares_memory(columns))
-        rows_of = dict(zip((None, *self.schema.dedup), (self.rows, *self._read_header().unique), strict=True))
+        rows_of = dict(zip((None, *self.schema.dedup), (self.rows, *self._header.unique), strict=True))
         rows = [self.rows if expand else rows_of[column.dedup] for column in columns]
         inverse = self._inverse_of(columns) if grouped and not expand and group is None else None
         counts = [count for _, counts in runs for count in counts]
@@ -182,7 +185,7 @@ class KeyedTensors(SlotTensors):
         start = self._layout.sparse_index[first.name]
         indices = list(range(start, start + count))
         _, values, lengths = self._key_by(indices, first.dtype)
-        sizes = self._read_header().values
+        sizes = self._header.values
         own = self._weights(indices, len(values)) if weighted else None
         return Jagged(values, lengths, own), list(sizes[start : start + count])
 
@@ -190,37 +193,41 @@ class KeyedTensors(SlotTensors):
         """int64 [F, B]: for each feature, the unique row of each row of the batch."""
         if any(column.group != "sparse" for column in columns):
             return inverse_indices_of([column.dedup for column in columns], self.groups, self.rows, self.device)
-        if self._inverse_indices is None:
-            of_lists = [column.dedup for column in self._layout.sparse]
-            self._inverse_indices = inverse_indices_of(of_lists, self.groups, self.rows, self.device)
         places = [self._layout.sparse_index[column.name] for column in columns]
         if places == list(range(places[0], places[0] + len(places))):
             return self._inverse_indices[places[0] : places[-1] + 1]
         return self._inverse_indices[places]
 
+    @cached_property
+    def _inverse_indices(self) -> torch.Tensor:
+        """int64 [F, B], of all ragged features in memory order."""
+        of_lists = [column.dedup for column in self._layout.sparse]
+        return inverse_indices_of(of_lists, self.groups, self.rows, self.device)
+
     def _made_for_torchrec(self) -> Iterator[torch.Tensor]:
         """The tensors that were made for torchrec and are kept: copies, and views of the batch's own."""
-        for features in (self._sparse_kjt, self._weighted_kjt):
+        kept = vars(self)
+        tensors = [kept.get("_inverse_indices"), kept.get("dense_features")]
+        for features in (kept.get("sparse_features"), kept.get("weighted_sparse_features")):
             if features is not None:
                 inverse = features.inverse_indices_or_none()
-                parts = (features.values(), features.lengths_or_none(), features.offsets_or_none())
-                made = (*parts, features.weights_or_none(), None if inverse is None else inverse[1])
-                yield from (tensor for tensor in made if tensor is not None)
-        yield from (tensor for tensor in (self._inverse_indices, self._whole_dense) if tensor is not None)
+                tensors += [features.values(), features.lengths_or_none(), features.offsets_or_none()]
+                tensors += [features.weights_or_none(), None if inverse is None else inverse[1]]
+        return (tensor for tensor in tensors if tensor is not None)
 
     def _weights(self, indices: Sequence[int], count: int) -> torch.Tensor:
         """The weights of weighted features that are neighbours in memory, `count` of them."""
-        start = self._place().weights[indices[0]] if indices else 0
+        start = self._placement.weights[indices[0]] if indices else 0
         return self._tensor(FLOAT32, start or 0, (count,))
 
     def _key_by(self, indices: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of sparse features that are neighbours in memory."""
         first = indices[0] if indices else 0
-        placement = self._place()
-        counts = self._read_header().values
+        placement = self._placement
+        counts = self._header.values
         count = sum(counts[index] for index in indices)
         values = self._tensor(np.dtype(dtype), placement.values[first] if indices else 0, (count,))
-        rows = self._layout.list_rows(self.rows, self._read_header().unique)
+        rows = self._layout.list_rows(self.rows, self._header.unique)
         start = placement.matrices.lengths + 4 * sum(rows[:first])
         lengths = self._tensor(INT32, start, (sum(rows[index] for index in indices),))
         return [self._layout.sparse[index].name for index in indices], values, lengths

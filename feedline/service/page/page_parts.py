@@ -13,8 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from feedline.loader.limits.capacities import capacity_in_form
-from feedline.loader.limits.run_facts import Capacity
+from feedline.loader.limits.run_facts import Capacity, capacity_in_form
 from feedline.loader.limits.verdict import Verdict, judge
 from feedline.service.page.job_view import JobView, LimitedRank, RankRow
 
@@ -219,14 +218,9 @@ def headline_of(view: JobView) -> Headline:
 
 def _capacity(slowest: LimitedRank) -> Capacity:
     feeder, stats = slowest.feeder, slowest.rank.stats
-    return capacity_in_form(
-        feeder.form,
-        replace(stats, threads=stats.threads or feeder.threads // max(1, len(feeder.ranks))),
-        cores=feeder.cores,
-        workers=feeder.workers,
-        epochs=max(feeder.epochs, stats.epoch + 1),
-        cached=stats.delivery.cached is not None,
-    )
+    stats = replace(stats, threads=stats.threads or feeder.threads // max(1, len(feeder.ranks)))
+    capacity = capacity_in_form(feeder.form, stats, cores=feeder.cores, workers=feeder.workers)
+    return replace(capacity, epochs=max(feeder.epochs, stats.epoch + 1), cached=stats.delivery.cached is not None)
 
 
 def _advice(verdict: Verdict) -> str:

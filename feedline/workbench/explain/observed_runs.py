@@ -12,8 +12,7 @@ from itertools import pairwise
 
 from feedline.config import PipelineSpec
 from feedline.errors import PlanError
-from feedline.loader.limits.capacities import capacity_of
-from feedline.loader.limits.run_facts import Capacity, RunFacts, with_other_cpu
+from feedline.loader.limits.run_facts import Capacity, RunFacts, capacity_of, with_other_cpu
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FILES_PHASE, FeederStatus, RankStatus
 from feedline.progress import report_progress

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from feedline.config import PipelineSpec
-from feedline.loader.limits.capacities import capacity_of
-from feedline.loader.limits.run_facts import RunFacts, with_other_cpu
+from feedline.loader.limits.run_facts import RunFacts, capacity_of, with_other_cpu
 from feedline.loader.ring.client import FeederClient, Slot
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.wire.facts import FeederStats, Hello, PlanFacts

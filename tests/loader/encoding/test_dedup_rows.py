@@ -21,7 +21,7 @@ from feedline.loader.encoding.encoded_rows import EncodedRows, expand, slice_row
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.shuffled_rows import shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
-from feedline.loader.tensors.dedup_tensors import InverseColumn, InverseSparse
+from feedline.loader.tensors.slot_tensors import InverseColumn, InverseSparse
 from feedline.native import rows as native
 from feedline.native.unique_rows import UniqueRows
 

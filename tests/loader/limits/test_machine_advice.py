@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of
-from feedline.loader.limits.machine_advice import threads_needed
+from feedline.loader.limits.machine_advice import Advice, sorted_advice, threads_needed
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 from feedline.loader.limits.verdict import judge
 
@@ -189,3 +189,22 @@ def test_more_threads_name_what_is_unknown_of_the_store(
     advice = judge([staged(wait_s=0.75, decode_s=0.1, fetch_s=fetch_s, slept_s=1.8 - fetch_s)], capacity).advice
     [more] = [each for each in advice if each.kind in ("threads", "workers")]
     assert (words in more.caveat) if words else not more.caveat
+
+
+def advice(change: str, ratio: float = 1.0, saved: float = 0.0) -> Advice:
+    return Advice(kind="workers", change=change, reason="", rows_ratio=ratio, cpu_s_saved=saved)
+
+
+def test_the_largest_gain_comes_first():
+    given = [
+        advice("cpu", saved=3.0),
+        advice("none"),
+        advice("most", 2.0),
+        advice("some", 1.3, 1.0),
+        advice("noise", 1.01),
+    ]
+    assert [each.change for each in sorted_advice(given)] == ["most", "some", "cpu"]
+
+
+def test_equal_gains_are_ordered_by_saved_cpu():
+    assert [each.change for each in sorted_advice([advice("a", 1.2), advice("b", 1.2, 2.0)])] == ["b", "a"]

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from feedline.loader.encoding.block_times import BlockTimes
+from feedline.loader.limits.linear_bound import limits_of
 from feedline.loader.limits.machine_advice import Advice
 from feedline.loader.limits.run_facts import Capacity, RunFacts
-from feedline.loader.limits.verdict import judge, short
+from feedline.loader.limits.verdict import busy_share, idle_sentence, is_idle, judge, short
 
 TWO = Capacity(cores=2, threads=2)
+FOUR = Capacity(cores=4, threads=4)
 Staged = Callable[..., RunFacts]
 
 
@@ -21,13 +24,6 @@ def test_decoding_on_busy_cores(staged: Staged):
     assert (verdict.limit, verdict.stage, verdict.ties) == ("cores", "decoding", ())
     assert str(verdict) == ("Trainer waits 41%: decoding takes 62% of CPU; the limit is 1.03 M rows/s with 2 cores.")
     assert verdict.headroom == pytest.approx(1 / 0.59)
-
-
-def test_a_slow_store(staged: Staged):
-    verdict = judge([staged(wait_s=0.8, decode_s=0.1, fetch_s=1.8)], Capacity(cores=2, threads=2, epochs=3))
-    assert (verdict.limit, verdict.stage) == ("threads", "store wait")
-    assert "store wait takes 95% of the block threads' time" in verdict.sentence
-    assert {each.kind for each in verdict.advice} >= {"threads", "store"}
 
 
 def test_a_slow_trainer(staged: Staged):
@@ -60,13 +56,6 @@ def test_two_resources_that_are_as_close_are_a_tie(staged: Staged):
     assert "a tie" in verdict.sentence
 
 
-def test_ops_that_sleep_in_a_starved_cluster(staged: Staged):
-    capacity = Capacity(cores=64, threads=2, workers=2, form="processes")
-    verdict = judge([staged(wait_s=0.6, slept_s=1.9, ops_s=0.05)], capacity)
-    assert (verdict.limit, verdict.stage) == ("threads", "ops")
-    assert verdict.advice[0].kind == "workers"
-
-
 @pytest.mark.parametrize(
     ("reason", "kind", "change"),
     [
@@ -84,11 +73,6 @@ def test_fewer_blocks_in_flight_than_threads(staged: Staged, reason: str, kind: 
     assert (first and first.kind, first and first.change) == (kind, change)
     if first is not None:
         assert first.rows_ratio == pytest.approx(1 / 0.4)  # until the trainer is the limit
-
-
-def test_the_feeders_loop(staged: Staged):
-    verdict = judge([staged(wait_s=0.6, ops_s=0.2, loop_cpu_s=0.97)], Capacity(cores=64, threads=8))
-    assert (verdict.limit, verdict.advice[0].kind) == ("loop", "batch")
 
 
 def test_other_threads_are_a_stage_that_may_be_named(staged: Staged):
@@ -167,6 +151,13 @@ SITUATIONS = {
         "decoding",
         "processes",
     ),
+    "the feeder's loop": (
+        {"ops_s": 0.2, "loop_cpu_s": 0.97},
+        Capacity(cores=64, threads=8),
+        "loop",
+        "delivery",
+        "batch",
+    ),
     "cold cache": (
         {"ops_s": 1.9, "computed": 10},
         replace(TWO, cached=True, epochs=3),
@@ -201,7 +192,6 @@ ODD = {
     "waits longer than it ran": ({"wait_s": 3.0, **BUSY}, "cores", "Trainer waits 100%"),
     "no block in the time": ({"wait_s": 1.0, "blocks": 0, "block_rows": 0}, "", "no block was finished in 1.0 s"),
     "idle": ({"wait_s": 0.9, "decode_s": 0.05}, "idle", "while nothing of the loader is busy (threads 2%)"),
-    "idle, it planned": ({"wait_s": 0.9, "decode_s": 0.05, "planning_s": 0.8}, "idle", "it planned for 0.8 s"),
 }
 
 
@@ -215,6 +205,35 @@ def test_odd_runs(staged: Staged, counts: dict[str, float], limit: str, words: s
     for each in verdict.advice:
         assert 1 <= each.rows_ratio <= 8
         assert each.rows_interval is None or 0 <= each.rows_interval.low <= each.rows_interval.high
+
+
+def test_blocks_that_are_not_delivered_yet_use_threads_too(staged: Staged):
+    facts = replace(staged(wait_s=0.9, decode_s=3.0), rows=10_000)
+    threads = limits_of(facts, FOUR).get("threads")
+    assert threads is not None
+    assert busy_share(threads, facts, FOUR) == pytest.approx(0.75)
+    assert not is_idle(threads, facts, FOUR)
+    idle = replace(facts, times=BlockTimes(read_s=0.3, read_cpu_s=0.3))
+    assert is_idle(threads, idle, FOUR)
+    assert not is_idle(threads, replace(idle, trainer_wait_s=0.1), FOUR)
+    assert not is_idle(threads, replace(idle, trainer_wait_s=None), FOUR)
+
+
+@pytest.mark.parametrize(
+    ("counts", "capacity", "words"),
+    [
+        ({"planning_s": 0.6}, FOUR, "it planned for 0.6 s"),
+        ({}, replace(FOUR, window=1, window_reason="cluster.window"), "one block may be in flight for 4 threads (clus"),
+        ({"queued_s": 5.0}, replace(FOUR, form="scheduler"), "blocks wait for workers, which may compute those of"),
+        ({"queued_s": 5.0}, FOUR, "an epoch may have begun or ended"),
+    ],
+)
+def test_causes(staged: Staged, counts: dict[str, float], capacity: Capacity, words: str):
+    facts = staged(wait_s=0.9, decode_s=0.1, **counts)
+    threads = limits_of(facts, capacity).get("threads")
+    assert f"Trainer waits 90%, while nothing of the loader is busy (threads 2%): {words}" in idle_sentence(
+        threads, facts, capacity
+    )
 
 
 def test_a_sample_that_is_not_sound_is_left_out(staged: Staged):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pipelines import Place, furnished
@@ -16,7 +17,7 @@ from pipelines import Place, furnished
 from feedline import Pipeline
 from feedline.loader.batch import Batch
 from feedline.loader.ring.pinning import Pinning, device_to_pin_under, events_on_all
-from feedline.native.ring import Lease
+from feedline.loader.ring.slots import Event
 
 
 class FakeCuda:
@@ -133,11 +134,17 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
         yield place
 
 
+class PinnedLease(np.ndarray):
+    generation = SimpleNamespace(pinned=True)
+    fences: list[Callable[[], Sequence[Event]]]
+
+
 def test_an_exposed_view_is_fenced_on_all_devices(place: Place, monkeypatch: pytest.MonkeyPatch):
     """He may have copied it to a device that is not current, and to one that he has used since."""
     made = next(Pipeline.from_yaml(place.write()).batches())
-    lease = SimpleNamespace(fences=[], generation=SimpleNamespace(pinned=True))
-    batch = Batch.over(made._layout, made._root, cast("Lease", lease))
+    lease = made._root.view(PinnedLease)
+    lease.fences = []
+    batch = Batch.over(made._layout, lease)
     assert lease.fences == []
     assert batch.dense.shape == (256, 2)
     assert batch.labels.shape == (256, 1)

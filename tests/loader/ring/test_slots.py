@@ -134,7 +134,7 @@ def test_each_tensor_of_a_batch_holds_its_slot(rings, kept):
     free = ring.writer.free_slots
     ready = ring.ready.pop()
     lease = ring.reader.lease(ready)
-    batch = Batch(layout, 0, 0, 2, measured.placement.nbytes, lease, lease)
+    batch = Batch(layout, 0, 0, 2, measured.placement.nbytes, lease)
     del lease
     sparse = batch.sparse["s"]
     held = {

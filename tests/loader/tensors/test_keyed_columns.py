@@ -8,7 +8,7 @@ import pytest
 
 from feedline.errors import SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SparseFeatures
-from feedline.loader.tensors.keyed_columns import check_chosen, chosen_ids, chosen_weighted
+from feedline.loader.tensors.torchrec_tensors import check_chosen, chosen_ids, chosen_weighted
 
 
 def column(name: str, group: str, dtype: str = "int64", **more: Any) -> SlotColumn:
