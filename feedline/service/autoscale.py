@@ -171,7 +171,6 @@ class ScalingRules:
     unit: str = "workers"
 
     def clamp(self, workers: int) -> int:
-        """The nearest number within the limits."""
         return max(self.least_workers, workers if self.most_workers is None else min(workers, self.most_workers))
 
 
@@ -275,7 +274,6 @@ class Autoscaler:
         )
 
     def _target(self, sample: ScalingSample, need: float) -> int:
-        """The number to which waiting trainers let it grow; at least the present one."""
         least = max(self.wanted + 1, math.floor(self.wanted * _LEAST_GROWTH))
         target = self.rules.clamp(max(least, min(_workers(need), _FASTEST_GROWTH * self.wanted)))
         if sample.most_useful is not None:
@@ -334,5 +332,4 @@ class Autoscaler:
 
 
 def _workers(need: float) -> int:
-    """Whole workers for an estimate."""
     return math.ceil(need * (1 - _TOLERANCE) - 1e-9)

@@ -44,7 +44,6 @@ def check_certificate_files(tls: TlsSpec, *, listens: bool, now_s: float | None 
 
 
 def authority_context(ca: str, *, ignore_dates: bool = False) -> ssl.SSLContext:
-    """A client's context that trusts the authority alone, whatever the host's name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(cafile=ca)
@@ -54,7 +53,6 @@ def authority_context(ca: str, *, ignore_dates: bool = False) -> ssl.SSLContext:
 
 
 def trusting_context() -> ssl.SSLContext:
-    """A client's context that trusts everybody."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

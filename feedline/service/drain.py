@@ -45,7 +45,6 @@ class DrainProgress:
 
     @property
     def feeder(self) -> FeederStats | None:
-        """The feeder's last counts."""
         return None if self.reports is None else self.reports.stats
 
     @property
@@ -117,7 +116,6 @@ def start_draining(
     stop: Callable[[], bool],
     train: Callable[[PlanFacts, Slot], object] = lambda facts, slot: None,
 ) -> DrainProgress:
-    """Start `drain` in a thread."""
     progress = DrainProgress(rank=rank, feed=feed)
     progress.thread = threading.Thread(
         target=drain,

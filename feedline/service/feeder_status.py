@@ -80,7 +80,6 @@ class DecisionLog(logging.Handler):
         self._last: deque[FeederDecision] = deque(maxlen=_KEPT)
 
     def begin(self) -> None:
-        """Keep what is logged from now on."""
         for name in _TOPICS:
             logging.getLogger(name).addHandler(self)
 
@@ -90,11 +89,9 @@ class DecisionLog(logging.Handler):
         self._last.append(FeederDecision(at_s=record.created, topic=topic, text=shown_text(record.getMessage())))
 
     def last(self) -> tuple[FeederDecision, ...]:
-        """The decisions, the newest last."""
         return tuple(self._last)
 
     def close(self) -> None:
-        """Keep nothing more."""
         for name in _TOPICS:
             logging.getLogger(name).removeHandler(self)
         super().close()
@@ -126,7 +123,6 @@ def rank_status(session: TrainerSession, plan: PlanStatus | None, *, trainer: in
 
 
 def plan_status(plan: Plan) -> PlanStatus:
-    """What a plan delivers in an epoch, and which parts of its tables it reads."""
     facts = plan.facts()
     return PlanStatus(
         plan=facts.plan,
@@ -246,7 +242,6 @@ class StatusGatherer:
         self._files.keep()
 
     def close(self) -> None:
-        """Keep the last status, and remove the live one."""
         self._decisions.close()
         self._files.close()
 
@@ -306,7 +301,6 @@ class _StatusWriter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to write, unless that has begun."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, name="feedline-status", daemon=True)
             self._thread.start()
@@ -317,7 +311,6 @@ class _StatusWriter:
         self._wake.set()
 
     def close(self) -> None:
-        """Keep the run's last status, and remove the live one. Takes 3 s at most."""
         self._is_closing = True
         self.keep()
         if self._thread is not None:

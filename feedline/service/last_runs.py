@@ -86,7 +86,6 @@ def _load(location: Location, name: str) -> FeederStatus | None:
 
 
 def _files(location: Location) -> list[str]:
-    """The names of all files, the newest first."""
     files, name = location.filesystem, join(redact(location.uri), _FOLDER)
     selector = pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True)
     for listings_left in reversed(range(_LISTINGS)):

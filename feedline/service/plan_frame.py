@@ -71,7 +71,6 @@ def _all_blocks(plan: SourcePlan, epoch: int) -> list[BlockRequest]:
 
 
 def _empty(job: Job) -> pa.Table:
-    """An empty table with the column types of blocks."""
     compiled = compile_job(job)
     frame = pl.from_arrow(compiled.read.schema.empty_table())
     assert isinstance(frame, pl.DataFrame)

@@ -97,7 +97,6 @@ def _explain_tls(connection: socket.socket, address: str, tls: TlsSpec) -> str |
 
 
 def _explain_certificate(address: str, tls: TlsSpec, error: ssl.SSLCertVerificationError) -> str:
-    """What is wrong with the scheduler's certificate."""
     subject = f"the certificate of the scheduler at {address}"
     renew = "Renew it (feedline certs DIR --renew), and restart the scheduler with it"
     if error.verify_code in (EXPIRED, NOT_YET_VALID):

@@ -105,7 +105,6 @@ class Demand:
 
 
 def job_name(name: str, fingerprint: str) -> str:
-    """The name of a job in reports and statuses."""
     return f"{name}-{fingerprint[:8]}"
 
 

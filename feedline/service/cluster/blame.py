@@ -53,7 +53,6 @@ class Retry:
 
 
 def host_of(worker: str) -> str:
-    """The host of a worker's address."""
     return worker.partition("://")[2].rpartition(":")[0] or worker
 
 
@@ -119,12 +118,10 @@ class Exclusions:
         return is_new
 
     def any(self, now_s: float) -> bool:
-        """Whether a host or worker is excluded."""
         self._until_s = {name: until_s for name, until_s in self._until_s.items() if until_s > now_s}
         return bool(self._until_s)
 
     def allowed(self, members: Collection[str], now_s: float) -> frozenset[str]:
-        """Those of the workers that are not excluded."""
         if not self.any(now_s):
             return frozenset(members)
         return frozenset(

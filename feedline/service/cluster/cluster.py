@@ -67,7 +67,6 @@ class ReservedPort:
             self._socket.setblocking(False)
 
     def fileno(self) -> int:
-        """The socket that listens; -1 once it is released."""
         return self._socket.fileno()
 
     def accept(self) -> None:
@@ -85,7 +84,6 @@ class ReservedPort:
         return len(self._held) - count
 
     def release(self) -> None:
-        """End the reservation."""
         with self._lock:
             if self._wanted is not None:
                 self._hold()
@@ -111,7 +109,6 @@ class ReservedPort:
                 connection.sendall(answer % path + b"Connection: close\r\n\r\n")
 
     def close(self) -> None:
-        """End the reservation, and the connections."""
         self.release()
         with self._lock:
             for connection in self._held:
@@ -212,7 +209,6 @@ class Cluster(ABC):
         there is no worker, or no fit one."""
 
     def _check_once(self) -> None:
-        """Check the workers of a cluster that was not up, unless they have been."""
         if self._unchecked:
             self.check_workers(self._code)
 
@@ -236,7 +232,6 @@ class Cluster(ABC):
         return self._connected.start(function, *args, key=key, arrived=arrived, **options)
 
     def connect(self) -> None:
-        """Connect in a thread, unless that has begun."""
         if self._start is None and not self._dask.done():
             if self._spec.provider is not None:  # some classes cannot be imported in another thread than the main one
                 from feedline.service.cluster.provider import load_provider  # noqa: PLC0415 -- imports Dask
@@ -260,7 +255,6 @@ class Cluster(ABC):
     @cached_property
     @waits
     def _connected(self) -> DaskCluster:
-        """The cluster, once it is up."""
         self.connect()
         return self._dask.result()
 
@@ -284,7 +278,6 @@ class Cluster(ABC):
 
     @property
     def number(self) -> int:
-        """Counts clients: tasks of earlier ones are lost."""
         return 0 if (asked := self._asked) is None else asked.number
 
     @property
@@ -331,7 +324,6 @@ class Cluster(ABC):
         return nowhere
 
     def alive(self) -> bool:
-        """Whether the scheduler answers."""
         return (asked := self._asked) is None or asked.alive()
 
     def preferences(self) -> dict[str, Any]:
@@ -341,7 +333,6 @@ class Cluster(ABC):
         return {"priority": priority(self.now_s()), **workers}
 
     def look(self, *, waiting: bool) -> None:
-        """Check scheduler and workers; see `SchedulerConnection.look`."""
         if self._dask.done():  # else it is being connected to, in a time of its own
             self._connected.look(waiting=waiting)
 

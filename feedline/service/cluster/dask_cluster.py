@@ -173,7 +173,6 @@ class DaskCluster:
         return self._tasks.start(submit, function, *arguments, key=key, arrived=arrived)
 
     def look(self, *, waiting: bool) -> None:
-        """Check scheduler, workers and tasks; see `SchedulerConnection.look`."""
         self.connection.look(waiting=waiting)
         self._tasks.look()
 
@@ -186,7 +185,6 @@ class DaskCluster:
             offer_statuses(deployment.scheduler, lambda: [status()])
 
     def size(self) -> ClusterSize:
-        """The workers and their threads, as of a few seconds ago."""
         workers = self.connection.workers()
         return ClusterSize(workers=workers, threads=self.connection.threads() if workers else 0)
 
@@ -216,17 +214,14 @@ class DaskCluster:
                     raise
 
     def address(self) -> str:
-        """The scheduler's address, for messages."""
         if self._spec.scheduler is not None:
             return self._spec.scheduler
         return str(self._cluster.scheduler_address) if self._cluster is not None else "this process"
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """Call `call` after the cluster was closed and its own workers have ended."""
         self._config.callback(call)
 
     def close(self) -> None:
-        """Close the connection, and the cluster if it was started here."""
         try:
             if hasattr(self, "connection"):
                 self.connection.close()

@@ -49,7 +49,6 @@ class FairShare:
             self.route = frozenset(answer.route)
 
     def computed(self, busy_s: float) -> None:
-        """Count a block that was computed in so many seconds."""
         self._unreported_s += busy_s
 
     def take_turn(self, workers: frozenset[str]) -> frozenset[str]:

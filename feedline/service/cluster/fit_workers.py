@@ -27,8 +27,6 @@ _END_S, _END_PAUSE_S = 10.0, 0.05  # time for cancelled tasks to end, and the pa
 
 
 class DaskWorkers:
-    """The workers of a Dask cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._name = secrets.token_hex(8)
@@ -77,7 +75,6 @@ class DaskWorkers:
             return done
 
     def result(self, handle: Any) -> Any:
-        """Fetch the result of a finished task."""
         try:
             [result] = self._cluster.connection.gather([handle])
         except CancelledError:

@@ -99,7 +99,6 @@ def _extensions() -> dict[str, Any]:
 
 
 def temporary_security() -> Security:
-    """A key for this run. Raises ClusterError."""
     try:
         importlib.import_module("cryptography.x509")
     except ImportError as error:

@@ -141,7 +141,6 @@ class LocalTasks:
                 arrived(task.key, FirstRows(task.parts))
 
     def _finish(self, task: LocalTask, outcome: Outcome) -> None:
-        """Hand an outcome over to all who wait for it."""
         with self._lock:
             if task.done or not task.holders:
                 return
@@ -151,7 +150,6 @@ class LocalTasks:
             arrived(task.key, outcome)
 
     def release(self, task: LocalTask) -> None:
-        """Release one hold on a task."""
         with self._lock:
             task.holders -= 1
             if task.holders:

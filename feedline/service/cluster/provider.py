@@ -186,7 +186,6 @@ _KUBERNETES_PRELOADS = {
 
 
 def _variables(values: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Environment variables as a container lists them."""
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
@@ -267,7 +266,6 @@ def _accepts(provider: Callable[..., Any], name: str) -> bool:
 
 
 def _extend_scheduler(cluster: Any) -> None:
-    """Extend a scheduler in this process; one elsewhere has its preload."""
     scheduler = getattr(cluster, "scheduler", None)
     if isinstance(scheduler, Scheduler):
         cluster.loop.add_callback(install, scheduler)
@@ -288,7 +286,6 @@ def _refuse_open(name: str, cluster: Any, spec: ClusterSpec) -> None:
 
 
 def _scale(name: str, cluster: Any, spec: ClusterSpec, *, elastic: bool) -> None:
-    """Have as many workers as the spec says."""
     workers = spec.workers
     assert workers is not None
     if has_fixed_workers(cluster):

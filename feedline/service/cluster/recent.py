@@ -12,8 +12,6 @@ _RECENT = 31
 
 
 class Recent:
-    """The last values, for their median and maximum."""
-
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=_RECENT)
 

@@ -48,8 +48,6 @@ class FetchedTask:
 
 
 class ResultFetcher:
-    """Fetches the results of futures."""
-
     def __init__(self) -> None:
         self._room: dict[tuple[int, str], asyncio.Semaphore] = {}
         self._durations_s = Recent()  # of fetches that succeeded
@@ -131,7 +129,6 @@ async def _failure(client: Client, future: Future[Any], error: BaseException) ->
 
 
 async def _failed_on(client: Client, key: str) -> str:
-    """The address of the worker on which a task failed, "" if the scheduler has forgotten it."""
 
     # A nested function is pickled by value, so the scheduler does not need our package.
     def failed_on(dask_scheduler: Any) -> str:

@@ -56,7 +56,6 @@ class SchedulerEcho:
             self._asking = asyncio.run_coroutine_threadsafe(self._ask(client), loop.asyncio_loop)
 
     def close(self) -> None:
-        """Ask no more."""
         if self._asking is not None:
             self._asking.cancel()
 
@@ -262,7 +261,6 @@ class SchedulerConnection:
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
 
     def _not_found(self) -> ClusterError:
-        """The error for a scheduler that was lost, and searched for `wait_s`."""
         if self._refusal is not None:
             return ClusterError(f"no Dask scheduler for {self._wait_s:g} s (cluster.wait_s): {self._refusal}")
         return ClusterError(
@@ -271,7 +269,6 @@ class SchedulerConnection:
         )
 
     def alive(self) -> bool:
-        """Whether the scheduler answers."""
         connection = self.client.scheduler_comm
         return self.client.status == "running" and connection is not None and not connection.comm.closed()
 
@@ -285,7 +282,6 @@ class SchedulerConnection:
             return None
 
     def workers(self) -> int:
-        """The number of workers, as of a few seconds ago."""
         return int(self._totals().get("n_workers", 0))
 
     def threads(self) -> int:

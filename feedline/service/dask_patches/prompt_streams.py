@@ -62,7 +62,6 @@ class PromptSend(BatchedSend):
         return closed
 
     def abort(self) -> None:
-        """Close at once."""
         if not isinstance(self.comm, InProc):
             super().abort()  # type: ignore[no-untyped-call]
             return

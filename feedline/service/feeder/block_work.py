@@ -65,12 +65,10 @@ class BlockWork:
         return any(each.workers is not None and each.workers.isdisjoint(route) for each in self.attempts)
 
     def hold(self, attempt: BlockAttempt) -> None:
-        """Keep a finished attempt's task."""
         self.attempts.remove(attempt)
         self.held = attempt.task
 
     def release(self) -> None:
-        """Release the task that is held, if any."""
         held, self.held = self.held, None
         if held is not None:
             held.cancel()

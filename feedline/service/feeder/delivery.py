@@ -88,7 +88,6 @@ class Delivery:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the finished blocks."""
         return sum(rows.nbytes for work in self._work.values() for rows in work.rows or ())
 
     def pump(self, step: int, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
@@ -108,7 +107,6 @@ class Delivery:
             self._submit(work, urgency, self._cluster.eligible_workers())
 
     def lacks(self, step: int) -> bool:
-        """Whether a block that `step` needs has not been submitted yet."""
         return self.next_block is not None and self.next_block.first_step <= step
 
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
@@ -184,7 +182,6 @@ class Delivery:
         return self._cluster.now_s(), self._cluster.share.start_s(self._window.block_s, in_flight)
 
     def _resubmit(self) -> None:
-        """Resubmit blocks that were lost with the scheduler, once it is back."""
         lost = self._connection != self._cluster.number
         if not (lost or self._unsubmitted) or not self._cluster.alive():
             return

@@ -83,7 +83,6 @@ class Feeder:
             os.eventfd_write(self._wake_fd, 1)
 
     def add(self, session: TrainerSession) -> None:
-        """Serve another trainer."""
         self.sessions.append(session)
         self._count_trainers()
 
@@ -120,7 +119,6 @@ class Feeder:
     # -- waiting --------------------------------------------------------------------------------------------------
 
     def _sleep(self) -> None:
-        """Wait for events, unless a session has something to do, and handle them."""
         poll = self._poll or self._watch()
         for session in self.sessions:
             if session.runnable:

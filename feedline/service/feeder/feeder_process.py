@@ -102,7 +102,6 @@ def ignore_sigterm() -> None:
 
 
 def remove_scratch(scratch: str | None) -> None:
-    """Remove the feeder's folder."""
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -72,8 +72,6 @@ class _Planned:
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """The plan and the schedule of one epoch."""
-
     plan: Plan
     schedule: EpochSchedule
 
@@ -151,7 +149,6 @@ class Planner:
         return Progress(phase=FILES_PHASE, done=seconds, total=None, unit="s")
 
     def describe(self) -> str:
-        """What the request under way is doing, and since when."""
         if self._is_idle and self._waiting:
             waiting = self._waiting[0]
             return (

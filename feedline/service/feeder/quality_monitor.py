@@ -90,7 +90,6 @@ class QualityMonitor:
 
     @property
     def total(self) -> Quality | None:
-        """Counts of all epochs."""
         parts = [part for part in (self._past_counts, self._epoch_counts) if part is not None]
         return merge(parts) if parts else None
 

@@ -60,7 +60,6 @@ class SlotWriters:
 
     @property
     def busy(self) -> bool:
-        """Whether a slot is written that has not been announced."""
         return bool(self._writing)
 
     @property
@@ -148,7 +147,6 @@ class SlotWriters:
                 self._ring.release(memory.generation, slot)
 
     def close(self) -> None:
-        """Drop what is being written and end the threads."""
         self.drop()
         if self._threads is not None:
             self._threads.shutdown()

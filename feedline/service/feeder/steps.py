@@ -96,7 +96,6 @@ def drafts(
 def _list_values(
     layout: SlotLayout, segments: Sequence[RowSlice], ahead: NDArray[np.int64]
 ) -> Sequence[tuple[int, ...]]:
-    """The values of each sparse feature in each of the steps; empty without such features."""
     if not layout.sparse:
         return ()
     counts = np.zeros((len(layout.sparse), len(ahead) - 1), np.int64)

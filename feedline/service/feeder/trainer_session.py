@@ -82,7 +82,6 @@ class FeederCounters(FeederStats):
         )
 
     def begin(self, stream: ring_messages.BeginStream, steps: int, threads: int) -> None:
-        """Count the steps of a stream from here on. threads: that compute its blocks."""
         self.epoch, self.step, self.steps, self.threads = stream.epoch, stream.step, steps, threads
 
     def count_wait(self, slept_s: float, stream: TrainerStream | None) -> None:
@@ -97,18 +96,15 @@ class FeederCounters(FeederStats):
             self.wait_blocks_s += seconds
 
     def log_cached(self, rank: int | None) -> None:
-        """Log what blocks have found in the cache, if there is one."""
         if self.delivery.cached is not None:
             _cache_logger.info("rank %s: after epoch %d, %s", rank, self.epoch, self.delivery.cached.describe())
 
     def log_caught_up(self, rank: int | None) -> None:
-        """Log that a batch is there for which the trainer has waited long."""
         since_s, self.starved_s = self.starved_s, None
         if since_s is not None and (waited_s := time.monotonic() - since_s) > _NOTABLE_S:
             logger.warning("rank %s caught up: its next batch had waited %.0f s for blocks", rank, waited_s)
 
     def count_flight(self, blocks: int, cluster: Cluster) -> None:
-        """Note the blocks in flight, and the threads and cores that compute them."""
         self.blocks_in_flight = blocks
         self.threads, self.cores = cluster.threads_per_trainer(), cluster.cores_per_trainer()
 
@@ -119,7 +115,6 @@ class FeederCounters(FeederStats):
             self.requested_s = None
 
     def add(self, batches: Sequence[Draft], ring: RingWriter, writers: SlotWriters) -> None:
-        """Count batches that were announced."""
         for batch in batches:
             self.batches += 1
             self.rows += batch.header.rows
@@ -201,7 +196,6 @@ class TrainerSession:
             self._adjust_window(streams[0])
 
     def _adjust_window(self, stream: TrainerStream) -> None:
-        """Adjust how many blocks are in flight, and how many slots the ring has."""
         decision = stream.window.observe(
             threads=self._cluster.threads_per_trainer(),
             step_s=self.pace.known_step_s,
@@ -279,7 +273,6 @@ class TrainerSession:
         self._planning = planning
 
     def _answer_hello(self, planning: Future[Plan]) -> None:
-        """Send the facts of the plan, once it is there."""
         if not planning.done():
             return
         self._planning = None
@@ -351,7 +344,6 @@ class TrainerSession:
         return True
 
     def _announce(self, stream: TrainerStream) -> None:
-        """Announce the batches that are written."""
         while written := self._writers.announce(stream.number):
             self.pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
             self.counters.add(written, self._ring, self._writers)

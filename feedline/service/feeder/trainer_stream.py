@@ -27,8 +27,6 @@ _MOST_SMALL, _MOST_AT_ONCE = 16, 4
 
 @dataclass(slots=True)
 class TrainerStream:
-    """A rank's batches of one epoch from a step on."""
-
     plan: Plan
     epoch: int
     step: int  # to be written next

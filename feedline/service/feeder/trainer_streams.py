@@ -36,7 +36,6 @@ class _Opening:
     future: Future[EpochSchedule] | Future[EpochPlan]
 
     def result(self) -> EpochPlan:
-        """The plan and the schedule of the epoch. Raises the errors of both."""
         found = self.future.result()
         if isinstance(found, EpochPlan):
             return found
@@ -72,12 +71,10 @@ class TrainerStreams:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the trainer waits for a schedule."""
         return self._begin is not None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the finished blocks of all streams."""
         return sum(stream.delivery.held_bytes for stream in self.running())
 
     def running(self) -> list[TrainerStream]:
@@ -182,7 +179,6 @@ class TrainerStreams:
         return stream.diagnose(slots, missing)
 
     def end(self) -> None:
-        """Drop the streams and their blocks."""
         self._cancel_opening()
         for stream in (self.current, *self._ahead):
             if stream is not None:

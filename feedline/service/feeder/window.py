@@ -102,7 +102,6 @@ class WindowNeed(NamedTuple):
 
 
 def need_of(load: Load, limits: WindowLimits) -> WindowNeed:
-    """What a measurement calls for."""
     if limits.fixed_blocks is not None:
         return WindowNeed(limits.fixed_blocks, "cluster.window", _ENDLESS, _ENDLESS, "", _slots(load))
     (blocks, reason), (room, spare, room_reason) = _needed(load, limits), _room(load, limits)
@@ -132,7 +131,6 @@ def window_bounds(open_blocks: int, threads: int, block_bytes: int, fixed_blocks
 
 
 def _busy(threads: int, block_bytes: int) -> int:
-    """The blocks ahead that keep all threads busy."""
     return threads + (threads + 1) // 2 if block_bytes >= _LARGE_BYTES else _BUSY * threads
 
 
@@ -142,7 +140,6 @@ def _least_ahead(open_blocks: int, busy: int) -> int:
 
 
 def _needed(load: Load, limits: WindowLimits) -> tuple[int, str]:
-    """The blocks that the trainer's pace calls for."""
     open_blocks, threads, busy = limits.open_blocks, load.threads, _busy(load.threads, load.block_bytes)
     if not load.step_s or not load.block_s:
         return open_blocks + min(threads, _FIRST_AHEAD), "the pace is not known yet"
@@ -174,7 +171,6 @@ def _room(load: Load, limits: WindowLimits) -> tuple[int, int, str]:
 
 
 def _slots(load: Load) -> int:
-    """The slots that last for a pause of the feeder's loop."""
     if not load.step_s or _is_behind(load):
         return _SLOTS
     return min(_MOST_SLOTS, max(_SLOTS, _SLOTS - 1 + math.ceil(_LOOP_PAUSE_S / max(load.step_s, _LEAST_STEP_S))))
@@ -200,7 +196,6 @@ class Window:
 
     @property
     def knows_pace(self) -> bool:
-        """Whether the trainer's pace was known at the last measurement."""
         return self._knows_pace
 
     @property
@@ -229,7 +224,6 @@ class Window:
         return None if is_same else replace(self.decision, before=None if last is None else last.blocks)
 
     def blocks(self, threads: int) -> int:
-        """The limit of blocks in flight."""
         if self.limits.fixed_blocks is not None:
             return self.limits.fixed_blocks
         if self.decision is not None:
@@ -237,7 +231,6 @@ class Window:
         return self.limits.open_blocks + min(threads, _FIRST_AHEAD)
 
     def has_room(self, blocks: int, *, threads: int) -> bool:
-        """Whether one more block fits."""
         limit, least = self.blocks(threads), self.limits.open_blocks
         if not self._largest_bytes:
             return blocks < min(limit, max(least, min(threads, least + _FIRST_FEW)))

@@ -37,8 +37,6 @@ class BlocksComputed:
 
 
 class BlockCounts:
-    """Counts of blocks. Any thread may call it."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums = BlockStats()
@@ -46,24 +44,20 @@ class BlockCounts:
         self._running = 0
 
     def begin(self) -> None:
-        """Count a block that begins."""
         with self._lock:
             self._running += 1
 
     def end(self, result: BlockResult) -> None:
-        """Count a block that is computed."""
         with self._lock:
             self._running -= 1
             count_block(self._sums, result)
 
     def fail(self, kind: str) -> None:
-        """Count a block that failed."""
         with self._lock:
             self._running -= 1
             self._failed[kind] += 1
 
     def read(self) -> BlocksComputed:
-        """The counts so far."""
         with self._lock:
             return BlocksComputed(sums=replace(self._sums), running=self._running, failed=dict(self._failed))
 

@@ -78,7 +78,6 @@ class _OnceComplaining(SpanExporter):
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it says so with every batch
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send spans."""
         try:
             result = self._exporter.export(spans)
         except Exception as error:  # whatever a collector or a proxy answers
@@ -95,5 +94,4 @@ class _OnceComplaining(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """End."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]

@@ -19,7 +19,6 @@ def _feeder(name: str, meaning: str, value: Callable[[FeederStatus], float | Non
 
 
 def _rank(name: str, meaning: str, value: Callable[[RankStatus], float | None]) -> Metric[FeederStatus]:
-    """A number of each rank."""
 
     def samples(status: FeederStatus) -> Iterator[Sample]:
         for rank in status.ranks:

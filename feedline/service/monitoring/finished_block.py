@@ -27,7 +27,6 @@ class FinishedBlock:
     attempts: int
 
     def attributes(self) -> dict[str, str | int | float]:
-        """The attributes of its span."""
         block, result = self.block, self.result
         cached = result.cached or CacheCounts()
         return {

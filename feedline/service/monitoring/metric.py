@@ -28,7 +28,6 @@ class Metric(Generic[State]):
 
     @property
     def type(self) -> str:
-        """counter or gauge."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
 

@@ -41,7 +41,6 @@ class StateCollector(Collector, Generic[State]):
         self._metrics, self.source = metrics, source
 
     def describe(self) -> Iterator[Family]:
-        """The metrics without samples."""
         return (_family(metric) for metric in self._metrics)
 
     def collect(self) -> Iterator[Family]:

@@ -50,7 +50,6 @@ class MetricsTarget:
             ) from error
 
     def remove(self) -> None:
-        """Remove the file."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):

@@ -23,8 +23,6 @@ _BLUE, _RED, _GRAY = "#3d6491", "#b3261e", "#555555"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """A line of a chart: a column of the source and its name."""
-
     column: str
     label: str
     color: str
@@ -97,8 +95,6 @@ def point_columns(points: Sequence[JobPoint]) -> dict[str, Any]:
 
 
 class Charts:
-    """The figures of one viewer, over one time axis."""
-
     def __init__(self) -> None:
         self._source = ColumnDataSource(point_columns(()))
         self._times = Range1d(start=-_LEAST_S, end=0)

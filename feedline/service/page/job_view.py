@@ -50,8 +50,6 @@ class StageShare(NamedTuple):
 
 
 class SourcedText(NamedTuple):
-    """A line, and the ranks that it is of."""
-
     source: str
     text: str
 
@@ -110,7 +108,6 @@ class JobView:
 
     @property
     def stragglers(self) -> tuple[RankRow, ...]:
-        """Those that delay the others."""
         return tuple(row for row in self.ranks if row.straggler)
 
 

@@ -60,7 +60,6 @@ _DASK_TEMPLATES = str(importlib.resources.files("distributed") / "http" / "templ
 
 
 def has_pages(scheduler: Scheduler) -> bool:
-    """Whether a scheduler's server has Dask's pages."""
     application: Any = getattr(scheduler, "http_application")  # noqa: B009 -- not in Dask's annotations
     return any(isinstance(each, BokehTornado) for each in application.applications)
 
@@ -127,7 +126,6 @@ class LivePage:
         return self._history
 
     def parts(self, chosen: ChosenJob) -> dict[str, str]:
-        """The HTML of each part of the page."""
         made = self._parts.get(chosen)
         if made is None:
             made = self._parts[chosen] = _make_parts(self._history, chosen)
@@ -151,7 +149,6 @@ class _Viewer:
 
     @property
     def roots(self) -> list[Any]:
-        """The models of the page, by name."""
         return [*self._divs.values(), *self._charts.figures]
 
     @without_property_validation  # type: ignore[untyped-decorator]

@@ -38,7 +38,6 @@ class ChosenJob:
 
     @property
     def missing(self) -> bool:
-        """Whether a job was asked for that is not there."""
         return bool(self.job) and self.shown is None
 
 
@@ -66,23 +65,19 @@ def jobs_html(views: Sequence[JobView], chosen: ChosenJob) -> str:
 
 
 def headline_html(view: JobView, headline: Headline) -> str:
-    """The first sentence of the page."""
     return _render("verdict", view, headline)
 
 
 def now_html(view: JobView) -> str:
-    """The numbers of the moment: tiles, what waits where, stages."""
     return _render("now", view)
 
 
 def ranks_html(view: JobView) -> str:
-    """The table of ranks."""
     rows, hidden = visible_ranks(view.ranks)
     return _render("ranks", view, rows, hidden)
 
 
 def details_html(view: JobView) -> str:
-    """What changes seldom: problems, decisions, the plan, names."""
     return _render("details", view)
 
 
@@ -114,7 +109,6 @@ def count_text(value: float | None) -> str:
 
 
 def percent_text(value: float | None) -> str:
-    """A share as a percentage."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"
 
 

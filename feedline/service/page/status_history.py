@@ -51,8 +51,6 @@ class _Feeder:
 
 @dataclass(slots=True)
 class StatusHistory:
-    """The last statuses of all feeders, and a series per job."""
-
     now_s: float = 0.0
     _feeders: dict[str, _Feeder] = field(default_factory=dict)
     _points: dict[str, deque[JobPoint]] = field(default_factory=dict)  # by job

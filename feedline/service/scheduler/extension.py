@@ -93,11 +93,9 @@ class JobExtension(SchedulerPlugin):
         return pack(answer)
 
     def feedline_clock(self) -> float:
-        """The scheduler's clock: seconds since 1970."""
         return self._clock()
 
     def feedline_jobs(self) -> list[bytes]:
-        """The `FeederShare` of each feeder, packed."""
         return [pack(share) for share in self._feeder_shares()]
 
     def _feeder_shares(self) -> list[FeederShare]:
@@ -110,7 +108,6 @@ class JobExtension(SchedulerPlugin):
         ]
 
     def state(self) -> SchedulerState:
-        """The scheduler as its metrics show it."""
         size = self._size()
         return SchedulerState(
             workers=size.workers,
@@ -129,7 +126,6 @@ class JobExtension(SchedulerPlugin):
         return list(self._unpacked.values())
 
     def feedline_statuses(self) -> list[bytes]:
-        """The same, packed, for another process."""
         return self._packed_statuses()
 
     def _packed_statuses(self) -> list[bytes]:
@@ -174,7 +170,6 @@ class JobExtension(SchedulerPlugin):
             logger.info("worker %s left: %d workers, %d threads", worker, size.workers, size.threads)
 
     def tick(self) -> None:
-        """Notice pauses of the scheduler. Called every second."""
         self.book.tick(self._clock())
 
     def restart(self, scheduler: Scheduler) -> None:
@@ -189,8 +184,6 @@ class JobExtension(SchedulerPlugin):
 
 
 class _TargetHandler(RequestHandler):
-    """Answers the Kubernetes operator's question how many workers there should be."""
-
     def initialize(self, extension: JobExtension) -> None:
         self._extension = extension
 

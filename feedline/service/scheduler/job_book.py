@@ -54,7 +54,6 @@ def divide(threads: float, claims: Sequence[float], weights: Sequence[float]) ->
 
 
 def divide_by_job(threads: float, reports: Sequence[JobReport]) -> dict[str, float]:
-    """The part of each feeder."""
     jobs: dict[str, list[JobReport]] = {}
     for report in reports:
         jobs.setdefault(report.job, []).append(report)
@@ -69,8 +68,6 @@ def divide_by_job(threads: float, reports: Sequence[JobReport]) -> dict[str, flo
 
 @dataclass(slots=True)
 class VirtualStarts:
-    """The virtual starts of jobs."""
-
     _starts_s: dict[str, float] = field(default_factory=dict)  # by job
     _busy_s: dict[str, float] = field(default_factory=dict)  # by feeder, of its last report
 
@@ -118,7 +115,6 @@ class ClusterSize:
 
     @property
     def threads_per_worker(self) -> float:
-        """At least 1, also without workers."""
         return max(1.0, self.threads / self.workers) if self.workers else 1.0
 
 
@@ -130,8 +126,6 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shares:
-    """How a cluster's threads were divided, by feeder and by job."""
-
     computed_s: float
     size: ClusterSize
     parts: dict[str, float]
@@ -140,8 +134,6 @@ class _Shares:
 
 @dataclass(slots=True)
 class JobBook:
-    """The feeders that report to a scheduler."""
-
     _entries: dict[str, _Entry] = field(default_factory=dict)  # by feeder
     _threads_per_worker: float = 1.0  # of the last workers that there were
     _virtual_starts: VirtualStarts = field(default_factory=VirtualStarts)

@@ -53,8 +53,6 @@ class _Route:
 
 @dataclass(slots=True)
 class Routes:
-    """The routes of a scheduler's feeders."""
-
     _routes: dict[str, _Route] = field(default_factory=dict)  # by feeder
     _coverage: dict[str, int] = field(default_factory=dict)  # by worker, in units
 
@@ -82,16 +80,13 @@ class Routes:
         return route.workers
 
     def size(self, feeder: str) -> int:
-        """The workers of a feeder's route; 0 without one."""
         route = self._routes.get(feeder)
         return 0 if route is None else len(route.workers)
 
     def coverage(self, worker: str) -> float:
-        """The sum of the parts of a worker that its routes need."""
         return self._coverage.get(worker, 0) / _UNIT
 
     def forget(self, others: Collection[str]) -> None:
-        """Forget all feeders but these."""
         for feeder in [each for each in self._routes if each not in others]:
             self._drop(feeder)
 

@@ -49,7 +49,6 @@ class Departure:
 
     @property
     def begun(self) -> bool:
-        """Whether the worker is leaving, or has left."""
         return self._finish is not None
 
     def hurry(self) -> None:

@@ -116,7 +116,6 @@ class WorkerProcess:
             yield
 
     def state(self) -> WorkerState:
-        """The process as its metrics show it."""
         return WorkerState(
             threads=self._options.threads, is_serving=self._departure is not None, blocks=BLOCK_COUNTS.read()
         )
@@ -130,7 +129,6 @@ class WorkerProcess:
             await self._serving
 
     def _end(self) -> None:
-        """Let the worker leave; at once, if it was asked before."""
         departure, asked, self._stop = self._departure, self._stop, True
         if departure is None:
             assert self._serving is not None
