@@ -31,6 +31,7 @@ from scale_feeder import RankFeeder, Workload, sleep_on_workers
 
 from feedline.config.cluster_section import ClusterSpec
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.dask_patches.worker_patches import PagelessWorker
 from feedline.service.scheduler.extension import install
 
@@ -137,7 +138,7 @@ class RankThread:
     """A feeder in a thread of its own, on a client of its own."""
 
     def __init__(self, address: str, workload: Workload, schedule: Any, **options: Any) -> None:
-        self._cluster = open_cluster(ClusterSpec(scheduler=address, wait_s=_START_S), threads=1)
+        self._cluster = open_cluster(ClusterRequest(ClusterSpec(scheduler=address, wait_s=_START_S), threads=1))
         self._cluster.client.wait_for_workers(1, timeout=_START_S)
         self._woken = threading.Event()
         self._end = threading.Event()

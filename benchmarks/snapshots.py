@@ -41,6 +41,7 @@ from feedline.config.cluster_section import ClusterSpec
 from feedline.pipeline import Pipeline
 from feedline.planning.table_snapshot import listing_of_source
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot.footer_tasks import FooterResult, FooterTask, footer_task
@@ -123,7 +124,7 @@ def measure_cold(folder: Path, workers: int = 0) -> dict[str, Any]:
     pipeline = Pipeline.from_yaml(folder / "pipeline.yaml")
     if not workers:
         return _timed(pipeline.snapshot)
-    cluster = open_cluster(ClusterSpec.model_validate({"workers": workers}), threads=1)
+    cluster = open_cluster(ClusterRequest(ClusterSpec.model_validate({"workers": workers}), threads=1))
     try:
         cluster.client.wait_for_workers(workers)
         return _timed(lambda: pipeline.snapshot(map=cluster.map))

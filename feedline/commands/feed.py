@@ -45,6 +45,7 @@ from feedline.resources.allocators import use_huge_pages
 from feedline.resources.cgroups import widen_affinity
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
@@ -139,7 +140,9 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
     # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
     in_thread = early or spec.cluster.kind != "threads"
     cluster = open_cluster(
-        spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code, metrics=spec.metrics
+        ClusterRequest(
+            spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code, metrics=spec.metrics
+        )
     )
     planner = status = None
     try:

@@ -34,6 +34,7 @@ from feedline.planning.read_columns import read_columns_of
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings
@@ -156,7 +157,7 @@ def _run_optimize(
     spec = ClusterSpec.model_validate({"workers": workers})
     stopped = "stopped: finished partitions stay; run the same command to continue"
     with exit_on_signals(lambda: console.print(stopped)), scratch_folder() as scratch:
-        cluster = open_cluster(spec, threads=1 if workers else threads, scratch=str(scratch))
+        cluster = open_cluster(ClusterRequest(spec, threads=1 if workers else threads, scratch=str(scratch)))
         with closing(cluster), ProgressLine():
             cluster.check_workers()
             return run(map=cluster.map, threads=workers or threads)

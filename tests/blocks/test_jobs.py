@@ -30,6 +30,7 @@ from feedline.loader.wire.facts import BlockStats
 from feedline.planning.plan import Plan
 from feedline.service.cluster.fair_share import FairShare
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.transforms.compile import compiled
@@ -155,7 +156,7 @@ def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     plan = planned(tmp_path, 3)
-    with closing(open_cluster(ClusterSpec(threads=1), threads=1)) as cluster:
+    with closing(open_cluster(ClusterRequest(ClusterSpec(threads=1), threads=1))) as cluster:
         delivery = delivery_of(plan, cluster)
         monkeypatch.setattr(jobs, "_jobs", SingleFlight())  # as in a process that came later
         delivery.pump(plan.schedule(0).steps)

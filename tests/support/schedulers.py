@@ -13,6 +13,7 @@ from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.wire.job_reports import JobReport
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 
 
 @contextlib.contextmanager
@@ -34,7 +35,7 @@ def local_cluster(*preload: str, workers: int = 2, threads: int = 1) -> Iterator
 @contextlib.contextmanager
 def connected(cluster: LocalCluster, report: JobReport | None = None) -> Iterator[Cluster]:
     spec = ClusterSpec(scheduler=cluster.scheduler_address)
-    with contextlib.closing(open_cluster(spec, threads=1, report=report)) as connection:
+    with contextlib.closing(open_cluster(ClusterRequest(spec, threads=1, report=report))) as connection:
         yield connection
 
 

@@ -17,6 +17,7 @@ from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import scratch_folder
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.worker_demand import Demand
 
 
@@ -38,7 +39,9 @@ def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[C
         try:
             threads = feeder_threads(spec, cores=available_cores())
             report = Demand(spec.name, job_fingerprint(spec), spec.cluster).first_report()
-            cluster = open_cluster(spec.cluster, threads=threads, scratch=str(scratch), early=not own, report=report)
+            cluster = open_cluster(
+                ClusterRequest(spec.cluster, threads=threads, scratch=str(scratch), early=not own, report=report)
+            )
         finally:
             signal.signal(signal.SIGINT, before)
         try:

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from feedline.blocks.environment import Environment, environment_at
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
-from feedline.config.cluster_section import ClusterSpec
-from feedline.config.monitoring_section import MetricsSpec
 from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.fair_share import FairShare, priority
 from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.outage import waits
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.cluster.task_places import TaskPlaces
 from feedline.service.monitoring.finished_block import ObserveBlock
 from feedline.transforms.registry.user_functions import RequiredFunction
@@ -34,7 +33,6 @@ from feedline.transforms.registry.user_functions import RequiredFunction
 if TYPE_CHECKING:
     from distributed import Client
 
-    from feedline.loader.wire.job_reports import JobReport
     from feedline.service.cluster.dask_cluster import DaskCluster
     from feedline.service.cluster.result_fetcher import FetchedTask
     from feedline.service.cluster.scheduler_connection import SchedulerConnection
@@ -124,11 +122,8 @@ BlockTask: TypeAlias = "FetchedTask | LocalTask"
 
 
 class Cluster(ABC):
-    """The pipeline's cluster, which is connected to, and started unless `spec` names a scheduler.
-
-    early: return before it is up; what needs it waits for it, and raises the ClusterError of a failed start. Workers
-    are then checked before their first task, with `code`, the user's functions. scratch, elastic, report, metrics: see
-    `open_dask`.
+    """The pipeline's cluster, which is connected to, and started unless its spec names a scheduler. Its workers are
+    checked before their first task.
 
     packed: whether results leave a worker's process. door: where a dashboard is asked for that is not up. share: of a
     cluster with other jobs. trainers: that the feeder serves. on_block: called with each block that has arrived.
@@ -136,27 +131,15 @@ class Cluster(ABC):
 
     packed: ClassVar[bool]
 
-    def __init__(
-        self,
-        spec: ClusterSpec,
-        *,
-        threads: int,
-        scratch: str | None,
-        early: bool,
-        elastic: bool,
-        report: JobReport | None,
-        code: Sequence[RequiredFunction],
-        metrics: MetricsSpec | None,
-    ) -> None:
+    def __init__(self, request: ClusterRequest) -> None:
         self.trainers = 1
         self.on_block: ObserveBlock | None = None
         self.share = FairShare()
-        self._spec, self._threads, self._scratch, self._elastic, self._report = spec, threads, scratch, elastic, report
-        self._code, self._metrics = tuple(code), metrics
-        self._cpu = choose_cpu(spec.cpu, shared=spec.is_elsewhere)
-        self._tasks = None if self.packed else LocalTasks(threads)
+        self._request, self._spec, early = request, request.spec, request.early
+        self._cpu = choose_cpu(self._spec.cpu, shared=self._spec.is_elsewhere)
+        self._tasks = None if self.packed else LocalTasks(request.threads)
         asked = self.connect if early and not self.packed else None  # processes start at once
-        self._port = ReservedPort(asked) if spec.dashboard and not spec.is_elsewhere else None
+        self._port = ReservedPort(asked) if self._spec.dashboard and not self._spec.is_elsewhere else None
         self.door = None if asked is None else self._port
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
@@ -173,18 +156,8 @@ class Cluster(ABC):
 
         if self._port is not None:
             self._port.release()
-        return open_dask(
-            self._spec,
-            threads=self._threads,
-            cpu=self._cpu,
-            share=self.share,
-            dashboard_port=0 if self._port is None else self._port.number,
-            scratch=self._scratch,
-            tasks=self._tasks,
-            elastic=self._elastic,
-            report=self._report,
-            metrics=self._metrics,
-        )
+        port = 0 if self._port is None else self._port.number
+        return open_dask(self._request, cpu=self._cpu, share=self.share, dashboard_port=port, tasks=self._tasks)
 
     @property
     def owns_processes(self) -> bool:
@@ -210,7 +183,7 @@ class Cluster(ABC):
 
     def _check_once(self) -> None:
         if self._unchecked:
-            self.check_workers(self._code)
+            self.check_workers(self._request.code)
 
     @abstractmethod
     def check_job(self, job: Job, reach: Reach | None = None) -> None:

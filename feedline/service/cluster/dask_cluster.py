@@ -23,7 +23,6 @@ from distributed.deploy.cluster import Cluster as DaskDeployment
 from distributed.utils import format_dashboard_link
 
 from feedline.config.cluster_section import ClusterSpec
-from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError
 from feedline.loader.wire.job_reports import JobReport
 from feedline.loader.wire.run_status import FeederStatus
@@ -36,6 +35,7 @@ from feedline.service.cluster.local_cluster import start_processes, start_thread
 from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.provider import close_provider, provider_config, start_provider, worker_threads
 from feedline.service.cluster.reporting import PassDemand, Reporter
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.cluster.result_fetcher import FetchedTask, ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection, check_scheduler
 from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CONFIG, THREADS_CONFIG, private_config
@@ -54,43 +54,29 @@ _ANSWER_S = 5.0  # a scheduler that takes longer to name its dashboard has none
 
 
 def open_dask(
-    spec: ClusterSpec,
-    *,
-    threads: int,
-    cpu: Cpu,
-    share: FairShare,
-    dashboard_port: int,
-    scratch: str | None,
-    tasks: LocalTasks | None,
-    elastic: bool,
-    report: JobReport | None,
-    metrics: MetricsSpec | None,
+    request: ClusterRequest, *, cpu: Cpu, share: FairShare, dashboard_port: int, tasks: LocalTasks | None
 ) -> DaskCluster:
-    """The cluster of `spec`, each of whose workers has so many threads. Raises ClusterError.
-
-    dashboard_port: of the HTTP server of one that is started here. scratch: a folder for the workers' files (None:
-    Dask's). tasks: of threads of this process. elastic: the number of workers follows the reports within
-    `cluster.workers`; else it is the most. report: the job's first, sent until there is another one. metrics: of the
-    feeder; worker processes that are started here serve theirs beside it.
-    """
+    """The cluster that is asked for, with Dask. Raises ClusterError. dashboard_port: of the HTTP server of one that is
+    started here. tasks: of threads of this process."""
+    spec, threads, elastic = request.spec, request.threads, request.elastic
     own_threads = worker_threads(spec.options) if spec.kind == "provider" else threads  # None: its class does not say
     environment: dict[str, object] = {**allocator_environment(own_threads or threads), **cpu_environment(cpu)}
     if own_threads is not None:
         environment["POLARS_MAX_THREADS"] = own_threads
     private = private_config() if spec.kind in ("threads", "processes") else {}
     role = FEEDER_CONFIG if tasks is None else THREADS_CONFIG
-    config = {**private, **role, **_environment_config(environment, scratch)}
+    config = {**private, **role, **_environment_config(environment, request.scratch)}
     deploy: Callable[[], DaskDeployment] | None = None
     match spec.kind:
         case "threads":
             deploy = partial(start_threads, spec, threads=threads, dashboard_port=dashboard_port)
         case "processes":
             deploy = partial(start_processes, spec, threads=threads, dashboard_port=dashboard_port, elastic=elastic)
-            config |= watched_workers(metrics, job="" if report is None else report.job)
+            config |= watched_workers(request.metrics, job="" if request.report is None else request.report.job)
         case "provider":
             config |= {**PROVIDER_CONFIG, **provider_config(spec)}
             deploy = partial(start_provider, spec, environment, elastic=elastic)
-    return DaskCluster(spec, config=config, deploy=deploy, tasks=tasks, share=share, report=report)
+    return DaskCluster(spec, config=config, deploy=deploy, tasks=tasks, share=share, report=request.report)
 
 
 def _environment_config(environment: Mapping[str, object], scratch: str | None) -> dict[str, Any]:

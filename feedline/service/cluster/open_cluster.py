@@ -18,18 +18,17 @@ from feedline.blocks.jobs import check_job
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
 from feedline.config.cluster_section import ClusterSpec
-from feedline.config.monitoring_section import MetricsSpec
 from feedline.errors import ClusterError
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.blame import EXCLUDED_S, Exclusions
 from feedline.service.cluster.cluster import BlockTask, Cluster
 from feedline.service.cluster.local_tasks import LocalTasks
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.cluster.worker_checks import WorkerRead, check_reach, check_workers, read_again
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.storage.parallel import in_threads
 
 if TYPE_CHECKING:
-    from feedline.loader.wire.job_reports import JobReport
     from feedline.service.cluster.scheduler_connection import SchedulerConnection
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class ThreadCluster(Cluster):
         return self.connection if self._dask.done() else None
 
     def threads(self) -> int:
-        return self._threads
+        return self._request.threads
 
     def eligible_workers(self, *, beyond_route: bool = False) -> None:
         return None
@@ -77,7 +76,7 @@ class ThreadCluster(Cluster):
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         self._check_once()
         if self._asked is None:
-            return in_threads(function, arguments, threads=self._threads)
+            return in_threads(function, arguments, threads=self._request.threads)
         return self._connected.map(function, arguments, self.preferences)
 
     def close(self) -> None:
@@ -148,34 +147,10 @@ class WorkerCluster(Cluster):
 _OPEN_FILES, _OPEN_FILES_PER_WORKER = 64, 16
 
 
-def open_cluster(
-    spec: ClusterSpec,
-    *,
-    threads: int,
-    scratch: str | None = None,
-    early: bool = False,
-    elastic: bool = False,
-    report: JobReport | None = None,
-    code: Sequence[RequiredFunction] = (),
-    metrics: MetricsSpec | None = None,
-) -> Cluster:
-    """The cluster of `spec`, whose workers have so many threads. Raises ClusterError.
-
-    scratch, elastic, report, metrics: see `open_dask`. early: return before it is up. code: the user's functions, which
-    workers in processes of their own must have.
-    """
-    require_open_files(spec)
-    back_end = ThreadCluster if spec.kind == "threads" else WorkerCluster
-    return back_end(
-        spec,
-        threads=threads,
-        scratch=scratch,
-        early=early,
-        elastic=elastic,
-        report=report,
-        code=code,
-        metrics=metrics,
-    )
+def open_cluster(request: ClusterRequest) -> Cluster:
+    """The cluster that is asked for. Raises ClusterError."""
+    require_open_files(request.spec)
+    return ThreadCluster(request) if request.spec.kind == "threads" else WorkerCluster(request)
 
 
 def require_open_files(spec: ClusterSpec) -> None:

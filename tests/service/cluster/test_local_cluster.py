@@ -24,11 +24,12 @@ from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 
 
 @contextmanager
 def cluster_of(**keys: object) -> Iterator[Cluster]:
-    with closing(open_cluster(ClusterSpec.model_validate(keys), threads=1)) as cluster:
+    with closing(open_cluster(ClusterRequest(ClusterSpec.model_validate(keys), threads=1))) as cluster:
         cluster.check_workers()
         yield cluster
 
@@ -101,7 +102,7 @@ def test_worker_processes_with_a_temporary_key():
 def test_a_temporary_key_without_cryptography_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     with pytest.raises(ClusterError, match=r"temporary cannot create a key: .* pip install 'feedline\[tls\]'"):
-        open_cluster(ClusterSpec.model_validate({"workers": 1, "tls": "temporary"}), threads=1)
+        open_cluster(ClusterRequest(ClusterSpec.model_validate({"workers": 1, "tls": "temporary"}), threads=1))
 
 
 USERS_CONFIG = {

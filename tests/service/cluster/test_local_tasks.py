@@ -15,11 +15,12 @@ from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with closing(open_cluster(ClusterSpec(dashboard=False), threads=2)) as cluster:
+    with closing(open_cluster(ClusterRequest(ClusterSpec(dashboard=False), threads=2))) as cluster:
         cluster.check_workers()
         yield cluster
 

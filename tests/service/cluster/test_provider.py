@@ -24,6 +24,7 @@ from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError, SpecError
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.provider import load_provider, provider_config, provider_options, worker_threads
+from feedline.service.cluster.request import ClusterRequest
 
 LOCAL = {
     "class": "distributed.LocalCluster",
@@ -45,7 +46,7 @@ def spec_of(**keys: Any) -> ClusterSpec:
 
 def refusal(**keys: Any) -> str:
     with pytest.raises(ClusterError) as caught:
-        open_cluster(spec_of(**keys), threads=1).close()
+        open_cluster(ClusterRequest(spec_of(**keys), threads=1)).close()
     return str(caught.value)
 
 
@@ -63,7 +64,7 @@ def not_a_cluster() -> int:
 
 def test_a_class_starts_a_cluster_whose_workers_follow_the_reports():
     spec = spec_of(**LOCAL, workers={"min": 1, "max": 3})
-    with closing(open_cluster(spec, threads=1, elastic=True)) as cluster:
+    with closing(open_cluster(ClusterRequest(spec, threads=1, elastic=True))) as cluster:
         cluster.check_workers()
         dask = cluster.dask
         assert dask is not None
@@ -78,7 +79,7 @@ def test_a_class_starts_a_cluster_whose_workers_follow_the_reports():
 
 
 def test_without_elasticity_there_are_the_most_workers():
-    with closing(open_cluster(spec_of(**LOCAL, workers={"min": 1, "max": 2}), threads=1)) as cluster:
+    with closing(open_cluster(ClusterRequest(spec_of(**LOCAL, workers={"min": 1, "max": 2}), threads=1))) as cluster:
         assert eventually(lambda: cluster.connection.workers() == 2)
 
 
@@ -105,7 +106,7 @@ def test_a_module_that_sets_signal_handlers_is_loaded_where_it_may_and_they_stay
     monkeypatch.syspath_prepend(tmp_path)
     before = signal.getsignal(signal.SIGINT)
     spec = spec_of(**{**LOCAL, "class": "with_signals.LocalCluster", "workers": 1})
-    with closing(open_cluster(spec, threads=1, early=True)) as cluster:
+    with closing(open_cluster(ClusterRequest(spec, threads=1, early=True))) as cluster:
         assert cluster.client.submit(sum, [1, 2]).result() == 3
         assert signal.getsignal(signal.SIGINT) is before
     words = refusal(**{"class": "broken_module.C", "workers": 1})
@@ -154,7 +155,7 @@ def late_cluster(**options: Any) -> LocalCluster:
 def test_a_feeder_goes_on_while_a_platform_starts_and_the_cluster_that_has_started_is_closed():
     """A trainer may leave meanwhile."""
     spec = spec_of(**{**LOCAL, "class": f"{__name__}.late_cluster", "workers": 1})
-    with closing(open_cluster(spec, threads=1, early=True)) as cluster:
+    with closing(open_cluster(ClusterRequest(spec, threads=1, early=True))) as cluster:
         cluster.look(waiting=True)
         assert cluster.dask is None
         _may_start.set()
@@ -165,7 +166,7 @@ def test_a_feeder_goes_on_while_a_platform_starts_and_the_cluster_that_has_start
 def test_a_class_that_gives_no_worker(caplog: pytest.LogCaptureFixture):
     spec = spec_of(**{"class": f"{__name__}.Fixed", "options": {"host": "127.0.0.1"}, "workers": 1, "wait_s": 0.5})
     with (
-        closing(open_cluster(spec, threads=1)) as cluster,
+        closing(open_cluster(ClusterRequest(spec, threads=1))) as cluster,
         pytest.raises(ClusterError, match=r"got none in 0.5 s at tcp://.*Fixed was asked for them: look at its queue"),
     ):
         cluster.check_workers()
@@ -340,7 +341,7 @@ def test_a_job_queue_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     spec = spec_of(
         **{"class": "dask_jobqueue.local.LocalCluster", "options": options, "workers": 1, "tls": "temporary"}
     )
-    with closing(open_cluster(spec, threads=1)) as cluster:
+    with closing(open_cluster(ClusterRequest(spec, threads=1))) as cluster:
         cluster.check_workers()
         environment = cluster.client.submit(lambda name: __import__("os").environ[name], "POLARS_MAX_THREADS").result()
         assert environment == "1"

@@ -19,6 +19,7 @@ from feedline.service.cluster import reporting
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.reporting import HELD_S, IDLE_S, IdleConnections, PassDemand
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.dask_patches.scheduler_patches import PagelessScheduler
 
 
@@ -59,7 +60,7 @@ def test_a_fit_on_a_cluster_at_rest_gets_the_workers_that_it_can_use(
         keys = {"scheduler": scaled.scheduler_address, "workers": {"min": 0, "max": 3}, "wait_s": 60}
         spec = ClusterSpec.model_validate({**keys, "cpu": "native", "autoscale": {"grow_after_s": 0.1}})
         report = replace(REPORT, demand_threads=1.0, least_workers=0)
-        with closing(open_cluster(spec, threads=1, report=report)) as cluster:
+        with closing(open_cluster(ClusterRequest(spec, threads=1, report=report))) as cluster:
             workers = DaskWorkers(cluster)
             assert map_tasks(workers, wait_for, str(tmp_path / "begun"), range(3)) == [3, 3, 3]
             assert "workers needed: 3 tasks of a count or fit are open" in caplog.text

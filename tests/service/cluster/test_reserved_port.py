@@ -16,6 +16,7 @@ from pipelines import eventually
 from feedline.config.cluster_section import ClusterSpec
 from feedline.service.cluster.cluster import ReservedPort
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 
 
 class Page(http.server.BaseHTTPRequestHandler):
@@ -96,7 +97,7 @@ def test_a_port_that_nobody_may_ask_for_refuses_connections() -> None:
 
 def test_asking_for_the_dashboard_starts_the_cluster() -> None:
     pages: list[bytes] = []
-    with closing(open_cluster(ClusterSpec(), threads=1, early=True)) as cluster:
+    with closing(open_cluster(ClusterRequest(ClusterSpec(), threads=1, early=True))) as cluster:
         assert cluster.door is not None
         assert cluster.dashboard is not None
         thread = read(cluster.dashboard.replace("/status", "/health"), pages)

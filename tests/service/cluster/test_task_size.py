@@ -32,6 +32,7 @@ from feedline.loader.wire.facts import BlockStats
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.delivery import Delivery
 
 MOST_BYTES = 4_096
@@ -53,7 +54,7 @@ def cluster() -> Iterator[Cluster]:
             silence_logs=logging.CRITICAL,
         ) as local,
         contextlib.closing(
-            open_cluster(ClusterSpec(scheduler=local.scheduler_address, wait_s=30), threads=1)
+            open_cluster(ClusterRequest(ClusterSpec(scheduler=local.scheduler_address, wait_s=30), threads=1))
         ) as cluster,
     ):
         yield cluster

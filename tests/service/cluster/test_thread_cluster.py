@@ -25,6 +25,7 @@ from feedline.planning.plan import Plan
 from feedline.service.cluster import attempts, dask_cluster
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.steps import segments_of
 from feedline.service.feeder.window import Window, WindowLimits
@@ -41,7 +42,7 @@ def plan(clicks: Path, tmp_path: Path) -> Plan:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with closing(open_cluster(ClusterSpec(dashboard=False), threads=2, early=True)) as cluster:
+    with closing(open_cluster(ClusterRequest(ClusterSpec(dashboard=False), threads=2, early=True))) as cluster:
         yield cluster
 
 

@@ -20,6 +20,7 @@ from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.service.cluster import scheduler_connection
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.dask_patches import worker_patches
 from feedline.service.dask_patches.worker_patches import ClosingWorker, SchedulerWatch, with_rare_heartbeat
 
@@ -116,7 +117,10 @@ def test_a_feeder_does_not_wait_for_a_worker_that_does_not_start(monkeypatch: py
     monkeypatch.setattr(Nanny, "start_unsafe", _start_without_descriptors)
     spec = ClusterSpec.model_validate({"workers": 1, "wait_s": PATIENCE_S, "dashboard": False})
     began_s = time.monotonic()
-    with closing(open_cluster(spec, threads=1)) as cluster, pytest.raises(ClusterError, match="its own did not start"):
+    with (
+        closing(open_cluster(ClusterRequest(spec, threads=1))) as cluster,
+        pytest.raises(ClusterError, match="its own did not start"),
+    ):
         cluster.check_workers()
     assert time.monotonic() - began_s < PATIENCE_S / 2
 

@@ -22,6 +22,7 @@ from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
 from feedline.service.cluster import attempts
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.cluster.task_places import TaskPlaces
 from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.feeder.delivery import Delivery
@@ -43,7 +44,7 @@ def workers() -> Iterator[LocalCluster]:
 @pytest.fixture
 def cluster(workers: LocalCluster) -> Iterator[Cluster]:
     with contextlib.closing(
-        open_cluster(ClusterSpec(scheduler=workers.scheduler_address, wait_s=30), threads=1)
+        open_cluster(ClusterRequest(ClusterSpec(scheduler=workers.scheduler_address, wait_s=30), threads=1))
     ) as cluster:
         cluster.client.wait_for_workers(3, timeout=30)
         yield cluster
@@ -206,7 +207,7 @@ def test_nothing_is_computed_twice_where_there_is_one_worker(monkeypatch: pytest
         hang.wait(9)
         return index
 
-    with contextlib.closing(open_cluster(ClusterSpec(threads=2), threads=2)) as cluster:
+    with contextlib.closing(open_cluster(ClusterRequest(ClusterSpec(threads=2), threads=2))) as cluster:
         cluster.check_workers()
         stream = Stream(cluster, monkeypatch, work)
         now_s = [0.0]
@@ -231,7 +232,7 @@ def test_trainers_that_read_the_same_lanes_share_blocks(monkeypatch: pytest.Monk
         calls.append(index)
         return index
 
-    with contextlib.closing(open_cluster(ClusterSpec(threads=2), threads=2)) as cluster:
+    with contextlib.closing(open_cluster(ClusterRequest(ClusterSpec(threads=2), threads=2))) as cluster:
         cluster.check_workers()
         stream = Stream(cluster, monkeypatch, work)
         first, second = (stream.open("shared", 8) for _ in range(2))

@@ -19,6 +19,7 @@ from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure, PlanAnswer, PlanRequest
 from feedline.progress import Progress, report_progress
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
@@ -38,7 +39,7 @@ class Session:
 
 def test_trainers_share_the_threads_equally():
     ended: list[Any] = []
-    with closing(open_cluster(ClusterSpec(dashboard=False), threads=5, early=True)) as cluster:
+    with closing(open_cluster(ClusterRequest(ClusterSpec(dashboard=False), threads=5, early=True))) as cluster:
         feeder = Feeder(cluster, on_end=lambda session, error: ended.append(session))
         assert cluster.threads_per_trainer() == 5
         sessions = [cast("TrainerSession", Session()) for _ in range(6)]

@@ -23,6 +23,7 @@ from feedline.planning.schedule import Schedule
 from feedline.progress import report_progress
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import ThreadCluster, open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.feeder.planner import Planner, _Waiting, activity
 from feedline.warehouse.discovery.formats import list_table
@@ -106,7 +107,7 @@ def test_a_cluster_that_connects_is_waited_for(monkeypatch: pytest.MonkeyPatch):
         raise ClusterError("no scheduler answers")
 
     monkeypatch.setattr(ThreadCluster, "_open", start)
-    cluster = open_cluster(ClusterSpec(), threads=1, early=True)
+    cluster = open_cluster(ClusterRequest(ClusterSpec(), threads=1, early=True))
     with contextlib.closing(Planner(lambda *_: cluster.client, job="f" * 64)) as planner:
         future, _ = planner.plan(Hello(rank=0, world_size=1), answered.set)
         assert connecting.wait(30)

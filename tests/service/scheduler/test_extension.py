@@ -31,6 +31,7 @@ from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.scheduler import routes
 from feedline.service.scheduler.extension import statuses_of
 from feedline.service.scheduler.job_listing import list_jobs
@@ -230,7 +231,7 @@ def test_feeders_of_other_processes_send_their_statuses():
 
 
 def test_a_feeder_whose_workers_are_threads_offers_its_own():
-    with closing(open_cluster(ClusterSpec(dashboard=False), threads=1)) as cluster:
+    with closing(open_cluster(ClusterRequest(ClusterSpec(dashboard=False), threads=1))) as cluster:
         dask: Any = cluster.dask
         scheduler = dask._cluster.scheduler
         assert statuses_of(scheduler) is None

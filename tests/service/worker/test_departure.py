@@ -18,6 +18,7 @@ from streams import Stream, window
 from feedline.config.cluster_section import ClusterSpec
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.dask_patches.scheduler_patches import finish_before_retirement
 from feedline.service.worker.departure import Departure
 from feedline.service.worker.preload import dask_setup
@@ -33,7 +34,7 @@ def workers() -> Iterator[LocalCluster]:
 @pytest.fixture
 def cluster(workers: LocalCluster) -> Iterator[Cluster]:
     with contextlib.closing(
-        open_cluster(ClusterSpec(scheduler=workers.scheduler_address, wait_s=30), threads=1)
+        open_cluster(ClusterRequest(ClusterSpec(scheduler=workers.scheduler_address, wait_s=30), threads=1))
     ) as cluster:
         cluster.client.wait_for_workers(4, timeout=30)
         yield cluster

@@ -18,6 +18,7 @@ from pipelines import eventually
 from feedline.config.cluster_section import ClusterSpec
 from feedline.config.monitoring_section import MetricsSpec
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.monitoring.block_counts import BlockCounts
 from feedline.service.monitoring.target_files import sweep_targets
 from feedline.service.worker.watched_worker import leave_worker, watch_worker, watched_workers
@@ -95,7 +96,7 @@ def test_a_worker_works_without_metrics_where_they_are_not_asked_for_or_fail(
 @pytest.mark.nightly
 def test_a_killed_worker_is_replaced_with_its_target(tmp_path: Path):
     spec, metrics = ClusterSpec.model_validate({"workers": 2, "dashboard": False}), MetricsSpec(dir=str(tmp_path))
-    with closing(open_cluster(spec, threads=1, metrics=metrics)) as cluster:
+    with closing(open_cluster(ClusterRequest(spec, threads=1, metrics=metrics))) as cluster:
         cluster.check_workers()
         assert eventually(lambda: len(targets(tmp_path)) == 2)
         before = targets(tmp_path)

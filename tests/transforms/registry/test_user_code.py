@@ -26,6 +26,7 @@ from feedline.config import load_spec, parse_spec
 from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import ClusterError, DataError, SpecError
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.serving.golden_check import check
 from feedline.transforms.catalogue import op_schema
 from feedline.transforms.compile.compiled import compile_features
@@ -279,7 +280,7 @@ def test_worker_processes_are_checked_before_the_first_block(pipeline: Path) -> 
     spec = load_spec(pipeline, {"cluster": {"workers": 1, "threads": 1}})
     needed = functions_of(spec.features)
     assert {need.function for need in needed} == {"my_features:careful", "my_features:scaled"}
-    cluster = open_cluster(spec.cluster, threads=1)
+    cluster = open_cluster(ClusterRequest(spec.cluster, threads=1))
     try:
         cluster.check_workers(needed)
         (pipeline.parent / "only_here.py").write_text("def f(x):\n    return x\n")

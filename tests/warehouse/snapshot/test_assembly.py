@@ -22,6 +22,7 @@ from warehouse_samples import sample, write
 from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import CorruptFileError, TableError
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot import footer_tasks
@@ -298,7 +299,9 @@ def test_a_cluster_reads_footers_too(tmp_path: Path) -> None:
     for index in range(12):
         put(tmp_path / f"{index}.parquet", sample(10, index), row_group_size=4)
     (tmp_path / "bad.parquet").write_bytes(b"this is no Parquet")
-    with contextlib.closing(open_cluster(ClusterSpec.model_validate({"workers": 1}), threads=1)) as cluster:
+    with contextlib.closing(
+        open_cluster(ClusterRequest(ClusterSpec.model_validate({"workers": 1}), threads=1))
+    ) as cluster:
         with pytest.raises(CorruptFileError, match=r"bad\.parquet is not Parquet"):
             take_snapshot(str(tmp_path), map=cluster.map)
         found = take_snapshot(str(tmp_path), map=cluster.map, on_bad=lambda path, error: None)
