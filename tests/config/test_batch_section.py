@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from json_validator import Validator
+from jsonschema import Draft202012Validator
 from minimal_pipeline import completed
 
 from feedline.config.pipeline_spec import PipelineSpec, json_schema, parse_spec
@@ -62,7 +62,10 @@ def test_each_bucket_has_its_own_rows(column: str):
     ],
 )
 def test_the_json_schema_knows_the_keys(batch: str, valid: bool):
-    assert Validator(json_schema()).valid(read_document(completed(f"batch: {batch}\n"), "p.yaml").value) == valid
+    assert (
+        Draft202012Validator(json_schema()).is_valid(read_document(completed(f"batch: {batch}\n"), "p.yaml").value)
+        == valid
+    )
 
 
 @pytest.mark.parametrize(

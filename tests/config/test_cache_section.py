@@ -1,7 +1,7 @@
 """The section `cache`: its forms, its folder, what is refused, and that pipelines without one stay as they were."""
 
 import pytest
-from json_validator import Validator
+from jsonschema import Draft202012Validator
 from minimal_pipeline import MINIMAL
 
 from feedline.config import PipelineSpec, parse_spec
@@ -38,7 +38,7 @@ def test_every_form_is_read_accepted_by_the_schema_and_read_back(entry: str, cac
     spec = parse(entry)
     assert spec.cache == cache
     assert PipelineSpec.from_canonical(spec.canonical()).cache == cache
-    assert Validator(json_schema()).valid(read_document(MINIMAL + entry, "p.yaml").value)
+    assert Draft202012Validator(json_schema()).is_valid(read_document(MINIMAL + entry, "p.yaml").value)
 
 
 LOCAL = "must be the path of a local or mounted folder"

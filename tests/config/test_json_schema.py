@@ -8,7 +8,7 @@ import pytest
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from json_validator import Validator
+from jsonschema import Draft202012Validator
 from minimal_pipeline import MINIMAL
 from test_pipeline_spec import COMPLETE, REFERENCE
 from test_spec_errors import ALTERNATIVES
@@ -21,12 +21,12 @@ from feedline.errors import SpecError
 
 @cache
 def validator():
-    return Validator(json_schema(None))
+    return Draft202012Validator(json_schema(None))
 
 
 def valid(text, op_schema=None):
-    one = validator() if op_schema is None else Validator(json_schema(op_schema))
-    return one.valid(read_document(text, "p.yaml").value)
+    one = validator() if op_schema is None else Draft202012Validator(json_schema(op_schema))
+    return one.is_valid(read_document(text, "p.yaml").value)
 
 
 def accepted(text):

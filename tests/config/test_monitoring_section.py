@@ -1,7 +1,7 @@
 """The keys `metrics` and `traces`: their forms, what is refused, and that pipelines without them stay as they were."""
 
 import pytest
-from json_validator import Validator
+from jsonschema import Draft202012Validator
 from minimal_pipeline import MINIMAL
 
 from feedline import Pipeline
@@ -102,4 +102,4 @@ def test_other_values_are_refused(entry: str, line: str):
 )
 def test_the_json_schema_has_them(entry: str, is_valid: bool):
     document = read_document(MINIMAL + entry, "p.yaml").value
-    assert Validator(Pipeline.json_schema()).valid(document) == is_valid
+    assert Draft202012Validator(Pipeline.json_schema()).is_valid(document) == is_valid

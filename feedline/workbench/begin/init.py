@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -30,12 +30,11 @@ from feedline.errors import SpecError, TableError
 from feedline.pipeline import Pipeline
 from feedline.resources.scratch import scratch_folder
 from feedline.warehouse.storage.locations import redact
-from feedline.workbench.begin.figures import number
 from feedline.workbench.begin.init_plan import Choices, InitPlan
 from feedline.workbench.begin.label_choice import MOST_CLASSES, guess_label, require_label
 from feedline.workbench.begin.pipeline_text import decisions_of, pipeline_text
 from feedline.workbench.begin.plan_pipeline import WORTHWHILE, guess_choices
-from feedline.workbench.begin.quoting import comment, string_literal
+from feedline.workbench.begin.quoting import comment, number, string_literal
 from feedline.workbench.begin.trial import TrialFolder, try_plan
 from feedline.workbench.profile.profile_table import table_facts_of
 from feedline.workbench.profile.table_facts import ColumnProfile, TableFacts
@@ -61,78 +60,70 @@ def is_interactive() -> bool:
 
 def ask_choices(facts: TableFacts, choices: Choices, console: Console, read: Read = input) -> Choices:
     """The choices, those that are open answered by a person. Raises SpecError where the input ends."""
-    columns = {column.name: _kind(column) for column in facts.columns}
+    terminal = _Terminal({column.name: _kind(column) for column in facts.columns}, console, read)
     label, time, session = choices.label, choices.time, choices.session
     if label is None:
         options = [(each.column, each.reason) for each in facts.labels]
         options += [(each.name, _kind(each)) for each in facts.columns if _may_be_classes(each)]
         default = guess_label(facts)
-        label = _ask("Which column shall the model predict?", options, columns, default, console, read, optional=False)
+        label = terminal.ask("Which column shall the model predict?", options, default=default, optional=False)
     if time is None and facts.times:
         options = [(each.column, each.reason) for each in facts.times if each.column != label]
         if options:
             question = f"Which column is the time of a row? Its last rows are held out ({NONE}: none)."
-            time = _ask(question, options, columns, options[0][0], console, read)
+            time = terminal.ask(question, options, default=options[0][0])
     if session is None:
-        found = [each for each in facts.sessions if each.clustered and each.saved_share >= WORTHWHILE]
-        if found:
-            question = (
-                f"Which column says what belongs to one session, whose repeated values are sent once ({NONE}: none)?"
-            )
-            options = [(each.column, each.reason) for each in found]
-            session = _ask(question, options, columns, options[0][0], console, read)
-    return Choices(label=label, time=time, session=session, max_features=choices.max_features)
+        worthwhile = [each for each in facts.sessions if each.clustered and each.saved_share >= WORTHWHILE]
+        options = [(each.column, each.reason) for each in worthwhile]
+        if options:
+            question = "Which column says what belongs to one session, whose repeated values are sent once"
+            session = terminal.ask(f"{question} ({NONE}: none)?", options, default=options[0][0])
+    return replace(choices, label=label, time=time, session=session)
 
 
-def _ask(
-    question: str,
-    options: Sequence[tuple[str, str]],
-    columns: Mapping[str, str],
-    default: str | None,
-    console: Console,
-    read: Read,
-    *,
-    optional: bool = True,
-) -> str:
-    """One answer: a number of the list, a column, or nothing for the default; "" for none. columns: with their kinds,
-    which `?` lists."""
-    say(console, f"\n{question}")
-    for index, (name, reason) in enumerate(options[:_SHOWN], 1):
-        say(console, f"  {index}. {comment(name)}: {comment(reason)}")
-    if not options:
-        _list_columns(columns, console)
-    prompt = f"A number or a column, {LIST} for all columns" + (f" [{comment(default)}]: " if default else ": ")
-    while True:
-        try:
-            answer = read(prompt).strip()
-        except EOFError:
-            raise SpecError(
-                "the input ended before an answer: got nothing. Answer with --label, --time, --session"
-            ) from None
-        if not answer and default is not None:
-            return default
-        if answer in columns:
-            return answer
-        if answer == NONE and optional:
-            return ""
-        if answer == LIST:
-            _list_columns(columns, console)
-            continue
-        if answer.isdecimal() and 1 <= int(answer) <= min(_SHOWN, len(options)):
-            return options[int(answer) - 1][0]
-        say(console, f"no column {answer!r}: expected a number of the list, or one of {_some(columns)}")
+class _Terminal:
+    """Asks for columns. columns: with their kinds, which `?` lists."""
 
+    def __init__(self, columns: Mapping[str, str], console: Console, read: Read) -> None:
+        self._columns, self._console, self._read = columns, console, read
 
-def _some(columns: Collection[str]) -> str:
-    more = f", and {len(columns) - _SHOWN} more ({LIST} lists them)" if len(columns) > _SHOWN else ""
-    return ", ".join(map(comment, islice(columns, _SHOWN))) + more
+    def ask(
+        self, question: str, options: Sequence[tuple[str, str]], *, default: str | None, optional: bool = True
+    ) -> str:
+        """One answer: a number of the list, a column, or nothing for the default; "" for none."""
+        say(self._console, f"\n{question}")
+        for index, (name, reason) in enumerate(options[:_SHOWN], 1):
+            say(self._console, f"  {index}. {comment(name)}: {comment(reason)}")
+        if not options:
+            self._list()
+        prompt = f"A number or a column, {LIST} for all columns" + (f" [{comment(default)}]: " if default else ": ")
+        while True:
+            try:
+                answer = self._read(prompt).strip()
+            except EOFError:
+                raise SpecError(
+                    "the input ended before an answer: got nothing. Answer with --label, --time, --session"
+                ) from None
+            if not answer and default is not None:
+                return default
+            if answer in self._columns:
+                return answer
+            if answer == NONE and optional:
+                return ""
+            if answer == LIST:
+                self._list()
+                continue
+            if answer.isdecimal() and 1 <= int(answer) <= min(_SHOWN, len(options)):
+                return options[int(answer) - 1][0]
+            names = ", ".join(map(comment, islice(self._columns, _SHOWN)))
+            left = len(self._columns) - _SHOWN
+            more = f", and {left} more ({LIST} lists them)" if left > 0 else ""
+            say(self._console, f"no column {answer!r}: expected a number of the list, or one of {names}{more}")
 
-
-def _list_columns(columns: Mapping[str, str], console: Console) -> None:
-    """Print all columns with their kinds."""
-    width = max((len(comment(name)) for name in columns), default=0)
-    for name, kind in columns.items():
-        say(console, f"  {comment(name):<{min(width, _NAME_WIDTH)}}  {kind}")
+    def _list(self) -> None:
+        width = min(max((len(comment(name)) for name in self._columns), default=0), _NAME_WIDTH)
+        for name, kind in self._columns.items():
+            say(self._console, f"  {comment(name):<{width}}  {kind}")
 
 
 def _kind(column: ColumnProfile) -> str:
@@ -162,15 +153,19 @@ def train_script(plan: InitPlan) -> str:
     """The text of train.py."""
     label = plan.label
     text = _PROGRAM.read_text(encoding="utf-8")
+    held_out = ", ".join(f'"{key}": {_literal(value)}' for key, value in plan.held_out_keys.items())
     for name, value in (
-        ("LABEL", _string(label.feature.name)),
-        ("TASK", _string(label.task)),
+        ("LABEL", _literal(label.feature.name)),
+        ("TASK", _literal(label.task)),
         ("CLASSES", repr(label.classes)),
         ("MEAN, STD", f"{label.mean!r}, {label.std!r}"),
-        ("HELD_OUT", _mapping(plan.held_out_keys)),
+        ("HELD_OUT", f"{{{held_out}}}"),
         *_pace(plan.rows),
     ):
-        text = _with_value(text, name, value)
+        # the value of a constant, whose line may end in a comment
+        constant = re.compile(rf"^{name} = (.*?)(?=  # |$)", re.MULTILINE)
+        assert constant.search(text) is not None, name
+        text = constant.sub(lambda _, line=f"{name} = {value}": line, text, count=1)  # type: ignore[misc]
     return text
 
 
@@ -183,21 +178,9 @@ def _pace(rows: int) -> tuple[tuple[str, str], ...]:
     return ("RATE, DECAY, DROPOUT", "1e-3, 0.01, 0.0"), ("EPOCHS, PATIENCE", "10, 1")
 
 
-def _mapping(keys: Mapping[str, object]) -> str:
-    pairs = ((key, _string(value) if isinstance(value, str) else repr(value)) for key, value in keys.items())
-    return "{" + ", ".join(f'"{key}": {value}' for key, value in pairs) + "}"
-
-
-def _string(text: str) -> str:
-    """A literal in double quotes, unless the string contains some."""
-    return repr(text) if '"' in text else string_literal(text)
-
-
-def _with_value(text: str, name: str, value: str) -> str:
-    """The text with the value of a constant, whose line may end in a comment."""
-    found = re.search(rf"^{name} = (?P<value>.*?)(?=  # |$)", text, re.MULTILINE)
-    assert found is not None, name
-    return text[: found.start("value")] + value + text[found.end("value") :]
+def _literal(value: object) -> str:
+    """A literal; of a string in double quotes, unless it contains some."""
+    return string_literal(value) if isinstance(value, str) and '"' not in value else repr(value)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -302,16 +285,12 @@ def _require_one_table(sample: TableSample, table: str) -> None:
 def _require_packages() -> None:
     """Raise SpecError where a package is missing that --check needs."""
     packages = {"sklearn": "scikit-learn", "torch": "torch"}
-    missing = [name for module, name in packages.items() if not _is_there(module)]
+    missing = [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise SpecError(
             f"--check needs packages that are not installed: got no {' and no '.join(missing)}. "
             f"Run `pip install {' '.join(missing)}`, or leave --check out"
         )
-
-
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _named_from(table: str, folder: Path) -> str:

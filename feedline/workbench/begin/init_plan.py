@@ -126,15 +126,16 @@ class InitPlan:
     @property
     def where(self) -> str | None:
         """The rows that the model learns from."""
-        return _all_of(self.label.where, self.held_out.train)
+        return all_of(self.label.where, self.held_out.train)
 
     @property
     def held_out_keys(self) -> dict[str, object]:
         """Keys of pipeline.yaml with which it has the rows that the model is evaluated on."""
         if self.held_out.sample is not None:
             return {"source.sample.rest": True}
-        return {"source.where": _all_of(self.label.where, self.held_out.held_out)}
+        return {"source.where": all_of(self.label.where, self.held_out.held_out)}
 
 
-def _all_of(*conditions: str | None) -> str | None:
+def all_of(*conditions: str | None) -> str | None:
+    """The expression that all of these hold; None without any."""
     return " and ".join(each for each in conditions if each) or None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 
 from feedline.errors import PlanError, SpecError
-from feedline.workbench.begin.figures import number, percent
-from feedline.workbench.begin.init_plan import LabelChoice, PlannedFeature, Task
-from feedline.workbench.begin.quoting import column_expr, feature_name
+from feedline.workbench.begin.init_plan import LabelChoice, PlannedFeature
+from feedline.workbench.begin.quoting import column_expr, feature_name, number, percent
 from feedline.workbench.profile.table_facts import ColumnProfile, TableFacts
 
 CERTAIN = 0.5  # the score of a candidate from which it is taken without a person
@@ -24,8 +24,7 @@ _FLOATS = ("float", "double", "halffloat")
 
 def guess_label(facts: TableFacts) -> str | None:
     """The column that is the label without a doubt; None if a person has to say."""
-    certain = [each for each in facts.labels if each.score >= CERTAIN]
-    return certain[0].column if certain else None
+    return next((each.column for each in facts.labels if each.score >= CERTAIN), None)
 
 
 def require_label(facts: TableFacts, label: str | None) -> str:
@@ -47,7 +46,8 @@ def require_label(facts: TableFacts, label: str | None) -> str:
         why = f": {facts.skipped[0][1]}" if facts.skipped else ""
         raise PlanError(f"no value of the label {label!r} could be read: expected some{why}. Name another column")
     if column.all_null or column.constant:
-        raise SpecError(f"the label {label!r} has one value only: got {_values(column)}. Name another column")
+        value = "nulls alone" if column.all_null else "a constant"
+        raise SpecError(f"the label {label!r} has one value only: got {value}. Name another column")
     return label
 
 
@@ -66,70 +66,47 @@ def choose_label(facts: TableFacts, label: str) -> LabelChoice:
     """What the model predicts of a column. Raises SpecError where it has too many classes."""
     column = facts.column(label)
     reason = next((each.reason for each in facts.labels if each.column == label), "named by --label")
-    name = column_expr(label)
+    name, numbers = column_expr(label), column.numbers
     where = f"{name} is not None" if column.null_rate or (column.nullable and not column.null_exact) else None
-    numbers = column.numbers
+    feature = PlannedFeature(
+        name=feature_name(label, set()), group="label", column=label, strict=column.type in _FLOATS
+    )
+    choice = LabelChoice(column=label, feature=feature, task="binary", reason=reason, where=where)
     if column.type == "bool":
-        share = None if numbers is None else numbers.mean
-        return _label(column, "binary", _ones(reason, share), where, share=share)
+        return _binary(choice, None if numbers is None else numbers.mean)
     if numbers is None:
-        return _classes(column, [each.value for each in column.frequent], reason, where)
+        return _of_classes(choice, column, [each.value for each in column.frequent])
     if numbers.nan_rate + numbers.inf_rate > 0:
-        where = f"{name}.is_finite()"
+        choice = replace(choice, where=f"{name}.is_finite()")
     count = None if column.vocabulary is None else column.vocabulary.table
-    low, high = numbers.min, numbers.max
-    if _is_integer(column) and count == 2 and low is not None and high is not None:
+    low, high, is_integer = numbers.min, numbers.max, column.type.startswith(("int", "uint"))
+    if is_integer and count == 2 and low is not None and high is not None:
         share = sum(each.share for each in column.frequent if each.value is not None and float(each.value) == high)
         expr = None if (low, high) == (0, 1) else f"{name} > {low}"
-        return _label(column, "binary", _ones(reason, share), where, share=share, expr=expr)
+        return _binary(replace(choice, feature=replace(feature, expr=expr)), share)
     if (low, high) == (0, 1) and count == 2:
-        return _label(column, "binary", _ones(reason, numbers.mean), where, share=numbers.mean)
-    if _is_integer(column) and count is not None and count <= MOST_CLASSES and _CLASS_NAME.search(label):
+        return _binary(choice, numbers.mean)
+    if is_integer and count is not None and count <= MOST_CLASSES and _CLASS_NAME.search(label):
         values = sorted(int(float(each.value)) for each in column.frequent if each.value is not None)
         if len(values) == count:
-            return _classes(column, values, reason, where)
+            return _of_classes(choice, column, values)
     mean, std = numbers.mean or 0.0, numbers.std or 1.0
-    return _label(
-        column, "regression", f"{reason}; mean {number(mean)}, deviation {number(std)}", where, mean=mean, std=std
-    )
+    reason = f"{reason}; mean {number(mean)}, deviation {number(std)}"
+    return _because(replace(choice, task="regression", mean=mean, std=std), reason)
 
 
-def _label(
-    column: ColumnProfile,
-    task: Task,
-    reason: str,
-    where: str | None,
-    *,
-    expr: str | None = None,
-    ops: tuple[object, ...] = (),
-    share: float | None = None,
-    classes: int = 1,
-    mean: float = 0.0,
-    std: float = 1.0,
-) -> LabelChoice:
-    feature = PlannedFeature(
-        name=feature_name(column.name, set()),
-        group="label",
-        column=column.name,
-        expr=expr,
-        ops=ops,
-        reason=reason,
-        strict=column.type in _FLOATS,
-    )
-    return LabelChoice(
-        column=column.name,
-        feature=feature,
-        task=task,
-        reason=reason,
-        where=where,
-        classes=classes,
-        mean=mean,
-        std=std,
-        share=share,
-    )
+def _because(choice: LabelChoice, reason: str, ops: tuple[object, ...] = ()) -> LabelChoice:
+    return replace(choice, reason=reason, feature=replace(choice.feature, reason=reason, ops=ops))
 
 
-def _classes(column: ColumnProfile, values: Sequence[object], reason: str, where: str | None) -> LabelChoice:
+def _binary(choice: LabelChoice, share: float | None) -> LabelChoice:
+    """A label of zeros and ones. share: of ones, which the reason names unless it does already."""
+    is_named = share is None or "ones" in choice.reason
+    reason = choice.reason if is_named else f"{choice.reason}; {percent(share)} are 1"
+    return _because(replace(choice, share=share), reason)
+
+
+def _of_classes(choice: LabelChoice, column: ColumnProfile, values: Sequence[object]) -> LabelChoice:
     """A label of a few classes, or of two strings."""
     keys = [value for value in values if value is not None]
     count = 0 if column.vocabulary is None else column.vocabulary.table
@@ -139,16 +116,14 @@ def _classes(column: ColumnProfile, values: Sequence[object], reason: str, where
             "Name another column, or map its values to a few classes first"
         )
     keys = sorted(keys, key=str) if isinstance(keys[0], str) else keys
-    all_seen = len(keys) == count
     mapping: dict[str, object] = {"keys": keys, "values": list(range(len(keys)))}
-    if len(keys) == 2 and all_seen:
+    if len(keys) == 2 and count == 2:
         share = next((each.share for each in column.frequent if each.value == keys[1]), None)
-        text = f"{reason}; {keys[1]!r} is 1: {percent(share)} of the rows"
-        return _label(column, "binary", text, where, ops=({"map_id": mapping},), share=share)
-    classes = len(keys) + 1
+        reason = f"{choice.reason}; {keys[1]!r} is 1: {percent(share)} of the rows"
+        return _because(replace(choice, share=share), reason, ({"map_id": mapping},))
     mapping["default"] = len(keys)
-    text = f"{reason}; {len(keys)} classes, and {len(keys)} for values that the sample lacks"
-    return _label(column, "classes", text, where, ops=({"map_id": mapping},), classes=classes)
+    reason = f"{choice.reason}; {len(keys)} classes, and {len(keys)} for values that the sample lacks"
+    return _because(replace(choice, task="classes", classes=len(keys) + 1), reason, ({"map_id": mapping},))
 
 
 def _can_be_label(column: ColumnProfile) -> bool:
@@ -164,19 +139,6 @@ def _says_something(column: ColumnProfile) -> bool:
         and not (column.all_null or column.constant or column.is_index)
         and (few or column.role != "string")
     )
-
-
-def _is_integer(column: ColumnProfile) -> bool:
-    return column.type.startswith(("int", "uint"))
-
-
-def _ones(reason: str, share: float | None) -> str:
-    """The reason with the share of ones, unless it names that."""
-    return reason if share is None or "ones" in reason else f"{reason}; {percent(share)} are 1"
-
-
-def _values(column: ColumnProfile) -> str:
-    return "nulls alone" if column.all_null else "a constant"
 
 
 def _one_of(names: Sequence[str], before: str = ": one of ") -> str:

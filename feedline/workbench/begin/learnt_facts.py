@@ -12,11 +12,11 @@ import numpy.typing as npt
 import polars as pl
 
 from feedline.warehouse.storage.parallel import in_threads
-from feedline.workbench.begin.column_choice import PER_S
-from feedline.workbench.begin.figures import percent
-from feedline.workbench.begin.init_plan import Choices, HeldOut, LabelChoice
+from feedline.workbench.begin.init_plan import Choices, HeldOut, LabelChoice, all_of
+from feedline.workbench.begin.quoting import percent
 from feedline.workbench.profile.column_measures import frame_column
 from feedline.workbench.profile.profile_table import table_facts_of
+from feedline.workbench.profile.roles import EPOCH_UNITS
 from feedline.workbench.profile.table_facts import ColumnProfile, TableFacts
 from feedline.workbench.profile.table_sample import ProfileOptions, TableSample
 
@@ -148,8 +148,7 @@ def facts_of_learnt(
     taken: TableSample, facts: TableFacts, choices: Choices, label: LabelChoice, held_out: HeldOut
 ) -> TableFacts:
     """The table's facts, those of columns of the rows to learn from alone. facts: of all rows."""
-    where = " and ".join(each for each in (label.where, held_out.train) if each) or None
-    learnt = taken.select(where)
+    learnt = taken.select(all_of(label.where, held_out.train))
     if not learnt.sample.rows.num_rows:  # the sample has none of them
         return facts
     options = ProfileOptions(
@@ -186,16 +185,11 @@ def _with_gains(
             gain = targets.gain_of(series)
         except (Exception, pl.exceptions.PanicException):  # one odd column, whatever the error, is not judged
             return column
-        unknown = gain.unknown
-        if spread is not None:
-            unknown = max(0.0, unknown - spread.gain_of(series).unknown)
-        reason = None
-        if gain.are_ids and column.role == "numeric":
-            reason = (
-                f"ids: one by one they tell {percent(max(gain.values, 0.0))} of the label's variance, as numbers "
-                f"{percent(max(gain.number or 0.0, 0.0))}"
-            )
-        return replace(column, unknown=unknown, gain=max(gain.values, gain.number or 0.0), as_ids=reason)
+        unknown = max(0.0, gain.unknown - (0.0 if spread is None else spread.gain_of(series).unknown))
+        by_value, by_number = (percent(max(share, 0.0)) for share in (gain.values, gain.number or 0.0))
+        reason = f"ids: one by one they tell {by_value} of the label's variance, as numbers {by_number}"
+        as_ids = reason if gain.are_ids and column.role == "numeric" else None
+        return replace(column, unknown=unknown, gain=max(gain.values, gain.number or 0.0), as_ids=as_ids)
 
     return tuple(in_threads(measure, facts.columns))
 
@@ -210,11 +204,10 @@ def _with_moments(facts: TableFacts, taken: TableSample, time: str | None) -> tu
         hours = _hours(frame_column(taken.sample.rows[name]), units[name])
         if hours is None:
             continue
-        same = next((other for other, hour in seen.items() if _are_same(hours, hour)), None)
-        if same is None:
-            seen[name] = hours
+        if same := [other for other, others in seen.items() if _are_same(hours, others)]:
+            marks[name] = same[0]
         else:
-            marks[name] = same
+            seen[name] = hours
     return tuple(replace(each, same_moment=marks.get(each.name)) for each in facts.columns)
 
 
@@ -227,8 +220,8 @@ def _hours(times: pl.Series, unit: str | None) -> pl.Series | None:
     if times.dtype == pl.Date:
         return times.cast(pl.Int32).cast(pl.Int64) * 24
     if isinstance(times.dtype, pl.Datetime):
-        return times.to_physical() // (3600 * PER_S[times.dtype.time_unit])
-    return times.cast(pl.Int64, strict=False) // (3600 * PER_S[unit]) if unit is not None else None
+        return times.to_physical() // (3600 * EPOCH_UNITS[times.dtype.time_unit])
+    return times.cast(pl.Int64, strict=False) // (3600 * EPOCH_UNITS[unit]) if unit is not None else None
 
 
 def _are_same(one: pl.Series, other: pl.Series) -> bool:

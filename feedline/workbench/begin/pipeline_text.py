@@ -105,7 +105,7 @@ def _delivery(plan: InitPlan) -> Iterator[str]:
 def _runs(features: Sequence[PlannedFeature]) -> list[list[PlannedFeature]]:
     """Features that share an entry: neighbours with equal ops, named by their columns, which are numbered in turn."""
     runs: list[list[PlannedFeature]] = []
-    for feature in features:
+    for feature in features:  # f1 f2 f3 g1 g2 -> [f1 f2 f3] [g1] [g2]
         if runs and _follows(runs[-1][-1], feature):
             runs[-1].append(feature)
         else:

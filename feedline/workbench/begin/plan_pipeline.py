@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from feedline.errors import PlanError
 from feedline.workbench.begin.column_choice import choose_columns, keep_best
-from feedline.workbench.begin.figures import number, percent
 from feedline.workbench.begin.init_plan import (
     Choices,
     DedupChoice,
@@ -20,10 +18,10 @@ from feedline.workbench.begin.init_plan import (
     InitPlan,
     LabelChoice,
     LeftOut,
-    PlannedFeature,
 )
 from feedline.workbench.begin.label_choice import guess_label, require_column
-from feedline.workbench.profile.table_facts import SessionCandidate, TableFacts
+from feedline.workbench.begin.quoting import number, percent
+from feedline.workbench.profile.table_facts import TableFacts
 
 WORTHWHILE = 0.1  # the share of a slot's bytes that deduplication has to save
 _MOST_ROWS_OF_A_BATCH, _FEWEST_ROWS_OF_A_BATCH = 8_192, 64
@@ -42,15 +40,14 @@ def guess_choices(facts: TableFacts, choices: Choices) -> Choices:
     for name, option in ((choices.time, "--time"), (choices.session, "--session")):
         if name:
             require_column(facts, name, option)
-    label = choices.label if choices.label is not None else guess_label(facts)
-    time = choices.time if choices.time is not None else next((each.column for each in facts.times), "")
-    session = choices.session if choices.session is not None else _worthwhile_session(facts.sessions)
-    return Choices(
-        label=label,
+    time = next((each.column for each in facts.times), "") if choices.time is None else choices.time
+    session = next((each.column for each in facts.sessions if each.clustered and each.saved_share >= WORTHWHILE), "")
+    return replace(
+        choices,
+        label=guess_label(facts) if choices.label is None else choices.label,
         time=time,
-        session=session,
+        session=session if choices.session is None else choices.session,
         session_named=choices.session_named or bool(choices.session),
-        max_features=choices.max_features,
     )
 
 
@@ -63,11 +60,14 @@ def plan_pipeline(
     split_by = [key.name for key in facts.partitions if held_out.train is not None and key.name in held_out.by]
     features, left_out = choose_columns(facts, label=label.column, time=time, split_by=split_by)
     features, beyond = keep_best(features, choices.max_features)
-    left_out += [_beyond(each, choices.max_features) for each in beyond]
+    why = f"not among the {choices.max_features} best features (--max-features)"
+    left_out += [LeftOut(column=each.column, reason=why, enable=each) for each in beyond]
     if not features:
+        reasons = "; ".join(f"{each.column!r}: {each.reason}" for each in left_out[:3])
+        shown = f" ({reasons})" if reasons else ""
         raise PlanError(
             f"no column of {facts.uri} can be a feature beside the label {label.column!r}: got "
-            f"{len(facts.columns)} columns{_reasons(left_out)}. Name another label, or write a pipeline.yaml"
+            f"{len(facts.columns)} columns{shown}. Name another label, or write a pipeline.yaml"
         )
     plan = InitPlan(
         name=pipeline_name(table),
@@ -92,16 +92,10 @@ def plan_pipeline(
 
 def fitting_batches(plan: InitPlan, rows: int) -> InitPlan:
     """The plan with batches for an epoch of so many rows."""
-    size = size_of_batches(rows)
-    return replace(plan, batch_size=size, tail="drop" if rows >= _STEPS_TO_DROP * size else "partial")
-
-
-def size_of_batches(rows: int) -> int:
-    """A power of two: large enough for a GPU, small enough for some steps."""
-    size = _FEWEST_ROWS_OF_A_BATCH
+    size = _FEWEST_ROWS_OF_A_BATCH  # a power of two: large enough for a GPU, small enough for some steps
     while 2 * size <= min(_MOST_ROWS_OF_A_BATCH, rows // _STEPS):
         size *= 2
-    return size
+    return replace(plan, batch_size=size, tail="drop" if rows >= _STEPS_TO_DROP * size else "partial")
 
 
 def pipeline_name(table: str) -> str:
@@ -111,29 +105,14 @@ def pipeline_name(table: str) -> str:
     return _NAME.sub("-", last).strip("-").lower() or "table"
 
 
-def _worthwhile_session(sessions: Sequence[SessionCandidate]) -> str:
-    return next((each.column for each in sessions if each.clustered and each.saved_share >= WORTHWHILE), "")
-
-
 def _dedup(facts: TableFacts, session: str | None) -> DedupChoice | None:
     """Deduplication within the session; its groups are measured on the planned features."""
-    found = next((each for each in facts.sessions if each.column == session), None)
-    if found is None or not found.clustered or found.saved_share < WORTHWHILE:
-        return None
-    reason = (
-        f"{number(found.rows_per_key)} rows of a session lie together, and {len(found.repeated)} columns repeat "
-        f"within it: about {percent(found.saved_share)} of a batch's bytes"
-    )
-    return DedupChoice(by=found.column, reason=reason)
-
-
-def _beyond(feature: PlannedFeature, most: int) -> LeftOut:
-    return LeftOut(column=feature.column, reason=f"not among the {most} best features (--max-features)", enable=feature)
-
-
-def _reasons(left_out: Sequence[LeftOut]) -> str:
-    shown = "; ".join(f"{each.column!r}: {each.reason}" for each in left_out[:3])
-    return f" ({shown})" if shown else ""
+    for each in facts.sessions:
+        if each.column == session and each.clustered and each.saved_share >= WORTHWHILE:
+            repeats = f"{len(each.repeated)} columns repeat within it: about {percent(each.saved_share)}"
+            rows = f"{number(each.rows_per_key)} rows of a session lie together"
+            return DedupChoice(by=each.column, reason=f"{rows}, and {repeats} of a batch's bytes")
+    return None
 
 
 def _notes(facts: TableFacts, session: str | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from typing import TypeAlias
@@ -22,18 +23,16 @@ from feedline.expressions import bind_where
 from feedline.expressions.moments import python_values
 from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.resolve import preview_plan
-from feedline.planning.source_plan import SourcePlan
 from feedline.planning.table_features import compile_spec
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.workbench.begin.figures import percent
-from feedline.workbench.begin.init_plan import Choices, DedupChoice, HeldOut, InitPlan, LabelChoice, LeftOut
+from feedline.workbench.begin.init_plan import Choices, HeldOut, InitPlan, LabelChoice, LeftOut, all_of
 from feedline.workbench.begin.label_choice import choose_label, require_label
 from feedline.workbench.begin.learnt_facts import facts_of_learnt
 from feedline.workbench.begin.pipeline_text import pipeline_text
 from feedline.workbench.begin.plan_pipeline import WORTHWHILE, fitting_batches, plan_pipeline
-from feedline.workbench.begin.quoting import column_expr, string_literal
+from feedline.workbench.begin.quoting import column_expr, percent, string_literal
 from feedline.workbench.profile.column_measures import frame_column
 from feedline.workbench.profile.table_facts import PartitionKey, TableFacts
 from feedline.workbench.profile.table_sample import TableSample
@@ -94,7 +93,7 @@ def by_keys(folders: KeyRows, share: float) -> HeldOut | None:
     index = late_border(folders.rows, share, fewest_held_out(sum(folders.rows)))
     if index is None:
         return None
-    names, border = [column_expr(key) for key in folders.keys], [_literal(each) for each in folders.values[index]]
+    names, border = [*map(column_expr, folders.keys)], [*map(_literal, folders.values[index])]
     what = " and ".join(folders.keys)
     return HeldOut(
         by=folders.keys,
@@ -121,11 +120,8 @@ def by_time(name: str, times: pl.Series, share: float, rows: int) -> HeldOut | N
     """The last of a column's values. times: sampled ones of a table with so many rows; strings are compared as they
     are stored. None where no border leaves enough on both sides."""
     times = times.drop_nulls()
-    counts = times.value_counts(name="count").sort(times.name) if len(times) else None
-    if counts is None:
-        return None
-    sizes = counts["count"].to_list()
-    index = late_border(sizes, share, fewest_held_out(rows) / max(rows, 1) * len(times))
+    counts = times.value_counts(name="count").sort(times.name)
+    index = late_border(counts["count"].to_list(), share, fewest_held_out(rows) / max(rows, 1) * len(times))
     if index is None:
         return None
     ends = counts[times.name][[index, len(counts) - 1]]
@@ -133,9 +129,11 @@ def by_time(name: str, times: pl.Series, share: float, rows: int) -> HeldOut | N
         return None  # beyond the years that Python's calendar has, in some zone
     border, last = ends
     if isinstance(border, datetime) and isinstance(last, datetime):
-        rounded = _rounded(border, last - border)
-        late = int((times >= rounded).sum())
-        border = rounded if late <= MOST * len(times) else border
+        # the border rounded down to the largest period of which the held-out part has some
+        periods = (each for each in _PERIODS if last - border >= _FEWEST_PERIODS * each)
+        midnight = datetime.min.replace(tzinfo=border.tzinfo)
+        rounded = border - (border - midnight) % next(periods, timedelta.resolution)
+        border = rounded if int((times >= rounded).sum()) <= MOST * len(times) else border
     expr, text = column_expr(name), _literal(border)
     return HeldOut(
         by=(name,), train=f"{expr} < {text}", held_out=f"{expr} >= {text}", reason=f"the latest rows by {name}"
@@ -144,21 +142,18 @@ def by_time(name: str, times: pl.Series, share: float, rows: int) -> HeldOut | N
 
 def by_hash(facts: TableFacts, session: str | None) -> HeldOut:
     """A share of the rows by a hash. session: a column whose values stay on one side."""
-    key = None
+    keys: list[str] = []
     if session is not None and not facts.column(session).type.startswith(("list", "struct", "map", "decimal")):
         values = facts.column(session).vocabulary
-        key = session if values is not None and values.table >= _FEWEST_KEYS else None
+        keys = [session] if values is not None and values.table >= _FEWEST_KEYS else []
     ids = [each.name for each in facts.columns if each.id_like and each.type.startswith(("int", "uint", "string"))]
     reason = "rows by a hash of their place in the table: another order of the files holds out other rows"
-    if key is not None:
-        reason = f"rows by a hash of {key}, so that its values are on one side"
+    if keys:
+        reason = f"rows by a hash of {session}, so that its values are on one side"
     elif ids:
-        key, reason = ids[0], f"rows by a hash of {ids[0]}, which names them"
-    return HeldOut(
-        by=() if key is None else (key,),
-        sample={"fraction": round(1 - held_out_share(facts.rows), 2), **({} if key is None else {"key": [key]})},
-        reason=reason,
-    )
+        keys, reason = ids[:1], f"rows by a hash of {ids[0]}, which names them"
+    sample = {"fraction": round(1 - held_out_share(facts.rows), 2)} | ({"key": keys} if keys else {})
+    return HeldOut(by=tuple(keys), sample=sample, reason=reason)
 
 
 def _compared(names: Sequence[str], border: Sequence[str], sign: str) -> str:
@@ -173,15 +168,6 @@ def _literal(value: object) -> str:
     if isinstance(value, date):  # and datetime
         return string_literal(value.isoformat())
     return string_literal(value) if isinstance(value, str) else repr(value)
-
-
-def _rounded(moment: datetime, width: timedelta) -> datetime:
-    """The moment rounded down to a period of which there are some in a width."""
-    period = next((each for each in _PERIODS if width >= _FEWEST_PERIODS * each), None)
-    if period is None:
-        return moment
-    midnight = datetime.min.replace(tzinfo=moment.tzinfo)
-    return moment - (moment - midnight) % period
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -220,38 +206,35 @@ def _hold_out(
 ) -> tuple[HeldOut, int | None]:
     """The rows to hold out, and how many are left to learn from (None: not counted)."""
     snapshot = sample.snapshot
-    for found in _ways(sample, facts, choices, label):
-        keys = {key.name for key in facts.partitions}
-        by_folders = label.where is None and set(found.by) <= keys and found.sample is None
+    keys = {key.name for key in facts.partitions}
+    for way in _ways(sample, facts, choices, label):
+        by_folders = label.where is None and set(way.by) <= keys and way.sample is None
         if not by_folders and facts.rows > _MOST_COUNTED:
-            return found, None
-        where = " and ".join(each for each in (label.where, found.train) if each) or None
-        rows = _rows_of(where, snapshot, work_dir, found.sample)
-        others = None if found.sample is None else {**found.sample, "rest": True}
-        where = " and ".join(each for each in (label.where, found.held_out) if each) or None
-        held_out = _rows_of(where, snapshot, work_dir, others)
-        if not rows + held_out:
+            return way, None
+        rows = _rows_of(all_of(label.where, way.train), snapshot, work_dir, way.sample)
+        others = None if way.sample is None else {**way.sample, "rest": True}
+        held_out = _rows_of(all_of(label.where, way.held_out), snapshot, work_dir, others)
+        total = rows + held_out
+        if not total:
             raise PlanError(f"no row of {facts.uri} has a label: got nulls in {label.column!r}. Name another one")
-        fewest, most = fewest_held_out(rows + held_out), MOST * (rows + held_out)
-        if fewest <= held_out <= most if found.sample is None else 0 < held_out < rows + held_out:
-            counted = f"{held_out:,} rows, {percent(held_out / (rows + held_out))}"
-            return replace(found, reason=f"{found.reason} ({counted})"), rows
-    return found, rows  # of a few rows, all on one side
+        fewest, most = (fewest_held_out(total), MOST * total) if way.sample is None else (1, total - 1)
+        if fewest <= held_out <= most:
+            counted = f"{held_out:,} rows, {percent(held_out / total)}"
+            return replace(way, reason=f"{way.reason} ({counted})"), rows
+    return way, rows  # of a few rows, all on one side
 
 
 def _ways(sample: TableSample, facts: TableFacts, choices: Choices, label: LabelChoice) -> Iterator[HeldOut]:
     """Ways to hold rows out, the best first."""
     share, time = held_out_share(facts.rows), choices.time or None
     for keys in calendar_keys(facts.partitions, time):
-        found = by_keys(_folders(sample.snapshot, keys), share)
-        if found is not None:
-            yield found
+        if (late := by_keys(_folders(sample.snapshot, keys), share)) is not None:
+            yield late
     rows = sample.rows_where(label.where)
     if time is not None and time in rows.column_names and time not in {key.name for key in facts.partitions}:
         for part in (share, 2 * share):  # a sample's share is not the table's
-            found = by_time(time, frame_column(rows[time]), part, facts.rows)
-            if found is not None:
-                yield found
+            if (late := by_time(time, frame_column(rows[time]), part, facts.rows)) is not None:
+                yield late
     by_chance = by_hash(facts, choices.session if choices.session_named and choices.session else None)
     assert by_chance.sample is not None
     yield by_chance
@@ -273,32 +256,27 @@ def _folders(snapshot: Snapshot, keys: tuple[str, ...]) -> KeyRows:
 
 def without_refused(plan: InitPlan, spec: PipelineSpec, snapshot: Snapshot) -> InitPlan:
     """The plan without features that do not compile against the table's columns. Raises PlanError if none is left."""
-    try:
+    with suppress(FeedlineError):
         compile_spec(spec, snapshot.schema)
-    except FeedlineError:
-        reasons = {}
-        for feature in spec.features:
-            try:
-                compile_spec(spec, snapshot.schema, [feature])
-            except FeedlineError as error:
-                reasons[feature.name] = str(error).splitlines()[0]
-        if plan.label.feature.name in reasons:
-            message = f"the label {plan.label.column!r} cannot be read: {reasons[plan.label.feature.name]}"
-            raise PlanError(f"{message}. Name another one with --label") from None
-        features = tuple(each for each in plan.features if each.name not in reasons)
-        if not features:
-            raise PlanError(f"no feature of {plan.table} can be computed: {next(iter(reasons.values()), '')}") from None
-        left_out = [
-            LeftOut(column=each.column, reason=f"refused: {reasons[each.name]}", enable=each)
-            for each in plan.features
-            if each.name in reasons
-        ]
-        return replace(plan, features=features, left_out=(*plan.left_out, *left_out))
-    return plan
-
-
-def _plan_on(spec: PipelineSpec, snapshot: Snapshot) -> SourcePlan:
-    return preview_plan(spec, [snapshot], lanes=1).source_for("init")
+        return plan
+    reasons = {}
+    for feature in spec.features:
+        try:
+            compile_spec(spec, snapshot.schema, [feature])
+        except FeedlineError as error:
+            reasons[feature.name] = str(error).splitlines()[0]
+    if plan.label.feature.name in reasons:
+        message = f"the label {plan.label.column!r} cannot be read: {reasons[plan.label.feature.name]}"
+        raise PlanError(f"{message}. Name another one with --label")
+    features = tuple(each for each in plan.features if each.name not in reasons)
+    if not features:
+        raise PlanError(f"no feature of {plan.table} can be computed: {next(iter(reasons.values()), '')}")
+    left_out = (
+        LeftOut(column=each.column, reason=f"refused: {reasons[each.name]}", enable=each)
+        for each in plan.features
+        if each.name in reasons
+    )
+    return replace(plan, features=features, left_out=(*plan.left_out, *left_out))
 
 
 def _rows_of(where: str | None, snapshot: Snapshot, work_dir: str, sample: Mapping[str, object] | None) -> int:
@@ -315,13 +293,13 @@ def _with_groups(plan: InitPlan, folder: TrialFolder, snapshot: Snapshot) -> Ini
         return plan
     try:
         clustered = folder.spec_of(plan, shuffle__by=plan.dedup.by)
-        proposals = describe_proposals(_plan_on(clustered, snapshot))["proposals"]
+        proposals = describe_proposals(preview_plan(clustered, [snapshot], lanes=1).source_for("init"))["proposals"]
     except (DataError, SpecError):  # a row of the sample cannot be computed before `feedline fit`
         return replace(plan, dedup=None)
-    groups = tuple((each["name"], tuple(each["columns"])) for each in proposals)
     plain = sum(each["bytes_plain"] or 0 for each in proposals)
     saved = sum(each["bytes_saved"] or 0 for each in proposals)
-    if not groups or saved < WORTHWHILE * plain:
+    if not proposals or saved < WORTHWHILE * plain:
         return replace(plan, dedup=None)
+    groups = tuple((each["name"], tuple(each["columns"])) for each in proposals)
     reason = f"{plan.dedup.reason}. Measured: {saved:,.0f} of {plain:,.0f} bytes a row ({percent(saved / plain)})"
-    return replace(plan, dedup=DedupChoice(by=plan.dedup.by, reason=reason, groups=groups))
+    return replace(plan, dedup=replace(plan.dedup, reason=reason, groups=groups))

@@ -20,11 +20,7 @@ from feedline.warehouse.storage.parallel import in_threads
 from feedline.workbench.profile.column_measures import frame_column
 from feedline.workbench.profile.profile_table import table_facts_of
 from feedline.workbench.profile.table_facts import ColumnProfile, TableFacts
-from feedline.workbench.profile.table_sample import (
-    ProfileOptions,
-    TableSample,
-    sample_table,
-)
+from feedline.workbench.profile.table_sample import ProfileOptions, sample_table
 
 # --------------------------------------------------------------------------------------------------------------------
 # Measure how the values of a column differ between two samples. Measures: - **PSI**, the population stability index
@@ -95,18 +91,17 @@ def bin_values(base: pl.Series, other: pl.Series, *, complete: bool) -> BinnedCo
     values = counts.columns[0]
     top = counts.head(_FREQUENT)[values]
     rest = counts.slice(_FREQUENT)[values]
-    found = []
+    bins = []
     for sample in (base, other):
-        some = sample.drop_nulls()
-        own = some.filter(some.is_in(top.implode())).value_counts(name="rows")
-        by_value = pl.DataFrame({"value": top}).join(own.rename({own.columns[0]: "value"}), on="value", how="left")
+        some = sample.drop_nulls().alias("value")
+        by_value = pl.DataFrame({"value": top}).join(some.value_counts(name="rows"), on="value", how="left")
         frequent = by_value["rows"].fill_null(0).to_list()
         others = len(some) - sum(frequent)
         old = int(some.is_in(rest.implode()).sum()) if complete else others
-        found.append(np.array([*frequent, old, others - old] if complete else [*frequent, others], np.int64))
+        bins.append(np.array([*frequent, old, others - old] if complete else [*frequent, others], np.int64))
     names = [f"value {index + 1}" for index in range(len(top))]
     names += ["others", "new"] if complete else ["others"]
-    return _with_nulls(names, found[0], found[1], (base.null_count(), other.null_count()))
+    return _with_nulls(names, bins[0], bins[1], (base.null_count(), other.null_count()))
 
 
 def _with_nulls(names: list[str], base: Counts, other: Counts, nulls: tuple[int, int]) -> BinnedCounts:
@@ -165,12 +160,9 @@ class TableDrift:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON document, without the columns' facts."""
-        sides = {}
-        for side in ("base", "other"):
-            facts = getattr(self, side).to_json()
-            sides[side] = {
-                name: facts[name] for name in ("uri", "where", "rows", "selected_rows", "sampled", "skipped")
-            }
+        names = ("uri", "where", "rows", "selected_rows", "sampled", "skipped")
+        facts = {"base": self.base.to_json(), "other": self.other.to_json()}
+        sides = {side: {name: values[name] for name in names} for side, values in facts.items()}
         return {**sides, "columns": [dataclasses.asdict(column) for column in self.columns]}
 
 
@@ -182,20 +174,12 @@ def compare_tables(
 ) -> TableDrift:
     """Sample both, and compare them column by column. Raises as `profile_table`."""
     samples = sample_table(base, options), sample_table(other, other_options)
-    facts = (
-        table_facts_of(samples[0], options),
-        table_facts_of(samples[1], other_options),
-    )
-    return drift_between(samples, facts)
-
-
-def drift_between(samples: tuple[TableSample, TableSample], facts: tuple[TableFacts, TableFacts]) -> TableDrift:
-    """Compare two samples, whose facts are known."""
-    base, other = ({column.name: column for column in side.columns} for side in facts)
+    facts = table_facts_of(samples[0], options), table_facts_of(samples[1], other_options)
+    ones, twos = ({column.name: column for column in side.columns} for side in facts)
     read = [set(each.sample.rows.column_names) for each in samples]
 
     def compare(name: str) -> ColumnDrift:
-        one, two = base.get(name), other.get(name)
+        one, two = ones.get(name), twos.get(name)
         if one is None or two is None:
             return ColumnDrift(name=name, psi=None, note=f"only in the {'other' if one is None else 'base'}")
         if _group(one) != _group(two) and not (one.all_null or two.all_null):
@@ -207,10 +191,9 @@ def drift_between(samples: tuple[TableSample, TableSample], facts: tuple[TableFa
         return _drift_of_values(drift, one, two, columns[0], columns[1])
 
     chosen = frozenset[str]().union(*(each.where.columns for each in samples if each.where is not None))
-    names = [name for name in dict.fromkeys([*base, *other]) if name not in chosen and name in read[0] | read[1]]
-    found = list(in_threads(compare, names))
-    order = sorted(found, key=lambda drift: -(drift.psi if drift.psi is not None else np.inf))
-    return TableDrift(base=facts[0], other=facts[1], columns=tuple(order))
+    names = [name for name in dict.fromkeys([*ones, *twos]) if name not in chosen and name in read[0] | read[1]]
+    drifts = sorted(in_threads(compare, names), key=lambda drift: -(drift.psi if drift.psi is not None else np.inf))
+    return TableDrift(base=facts[0], other=facts[1], columns=tuple(drifts))
 
 
 def _group(column: ColumnProfile) -> str:
@@ -219,17 +202,18 @@ def _group(column: ColumnProfile) -> str:
 
 
 def _drift_of_facts(one: ColumnProfile, two: ColumnProfile) -> ColumnDrift:
-    def pair(take: Any) -> Pair:
-        return take(one), take(two)
+    def pair(part: str, name: str) -> Pair:
+        parts = getattr(one, part), getattr(two, part)
+        return tuple(None if each is None else getattr(each, name) for each in parts)  # type: ignore[return-value]
 
     return ColumnDrift(
         name=one.name,
         psi=0.0,
-        nulls=pair(lambda each: each.null_rate),
-        mean=pair(lambda each: None if each.numbers is None else each.numbers.mean),
-        median=pair(lambda each: None if each.numbers is None else each.numbers.median),
-        length=pair(lambda each: None if each.lengths is None else each.lengths.mean),
-        distinct=pair(lambda each: None if each.vocabulary is None else each.vocabulary.table),
+        nulls=(one.null_rate, two.null_rate),
+        mean=pair("numbers", "mean"),
+        median=pair("numbers", "median"),
+        length=pair("lengths", "mean"),
+        distinct=pair("vocabulary", "table"),
     )
 
 

@@ -68,7 +68,15 @@ def profile(
         values=values,
         sample_rows=rows,
     )
-    comparison = _comparison(table, names, options, compare=compare, other_where=other_where, fit=fit, source=source)
+    comparison = None
+    if fit and (compare is not None or not names_pipeline(table)):
+        raise SpecError("--fit compares the rows of one pipeline.yaml: got another table. Leave out --compare")
+    if fit:
+        comparison = (names, names, *_fit_and_run(_spec(table, source), options, other_where))
+    elif compare is not None:
+        comparison = (names, *_other(compare, options, other_where))
+    elif other_where is not None:
+        comparison = (names, names, options, replace(options, where=other_where))
     if comparison is None and fail_above is not None:
         raise SpecError("--fail-above needs a comparison: got none of --compare, --other-where and --fit. Name one")
     with ProgressLine():
@@ -112,34 +120,27 @@ def _options(table: str, source: str | None) -> tuple[_Names, ProfileOptions]:
     return spec.table if isinstance(spec.table, str) else tuple(spec.table), options
 
 
-def _comparison(
-    table: str,
-    names: _Names,
-    options: ProfileOptions,
-    *,
-    compare: str | None,
-    other_where: str | None,
-    fit: bool,
-    source: str | None,
-) -> tuple[_Names, _Names, ProfileOptions, ProfileOptions] | None:
-    """The arguments of `compare_tables`; None for the profile of one table."""
-    if fit:
-        if compare is not None or not names_pipeline(table):
-            raise SpecError("--fit compares the rows of one pipeline.yaml: got another table. Leave out --compare")
-        seen = _spec(table, source).fit.where or options.where
-        read = options.where if other_where is None else other_where
-        if seen == read:
-            raise SpecError(
-                "--fit compares rows of a fit with others: got the same for both, as fit.where is not stated. "
-                "Name the rows of a run by --other-where"
-            )
-        return names, names, replace(options, where=seen), replace(options, where=read)
-    if compare is not None:
-        other, other_options = _options(compare, None)
-        chosen = {name: getattr(options, name) for name in ("columns", "values", "sample_rows", "label", "time")}
-        where = other_options.where if other_where is None else other_where
-        return names, other, options, replace(other_options, **chosen, where=where)
-    return None if other_where is None else (names, names, options, replace(options, where=other_where))
+def _fit_and_run(
+    spec: PipelineSpec, options: ProfileOptions, other_where: str | None
+) -> tuple[ProfileOptions, ProfileOptions]:
+    """How to read the rows of a pipeline's fit, and those of its runs or of `other_where`."""
+    seen, read = spec.fit.where or options.where, options.where if other_where is None else other_where
+    if seen == read:
+        raise SpecError(
+            "--fit compares rows of a fit with others: got the same for both, as fit.where is not stated. "
+            "Name the rows of a run by --other-where"
+        )
+    return replace(options, where=seen), replace(options, where=read)
+
+
+def _other(
+    table: str, options: ProfileOptions, other_where: str | None
+) -> tuple[_Names, ProfileOptions, ProfileOptions]:
+    """The files of another table, and how to read both."""
+    names, other = _options(table, None)
+    chosen = {name: getattr(options, name) for name in ("columns", "values", "sample_rows", "label", "time")}
+    where = other.where if other_where is None else other_where
+    return names, options, replace(other, **chosen, where=where)
 
 
 def _spec(path: str, source: str | None) -> PipelineSpec:

@@ -6,8 +6,9 @@ with the label, with time, and within sessions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.expressions.moments import moment_text
-from feedline.planning.dedup.column_changes import INVERSE_BYTES, ColumnChanges, find_changes, propose_groups
+from feedline.planning.dedup.column_changes import INVERSE_BYTES, find_changes, propose_groups
 from feedline.planning.dedup.group_measure import WORTHWHILE
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.storage.locations import redact
@@ -162,24 +163,28 @@ def measure_session(
         (part.sort(by, maintain_order=True), []) for part in parts
     ]
     changes = find_changes(sorted_parts, {name: [name] for name in names}, by)
+    whole, groups = sum(row_bytes.values()), list[RepeatedColumns]()
+    for columns in propose_groups(changes, {name: row_bytes[name] for name in names}):
+        plain, factor = sum(row_bytes[name] for name in columns), changes.factor(columns)
+        saved = plain * (1 - 1 / factor) - INVERSE_BYTES
+        if saved >= WORTHWHILE * plain:
+            groups.append(RepeatedColumns(columns=columns, factor=factor, saved_share=saved / whole))
     repeated = {name: changes.repeated(name) for name in names}
-    whole = sum(row_bytes.values())
-    groups = tuple(
-        RepeatedColumns(
-            columns=columns,
-            factor=changes.factor(columns),
-            saved_share=(sum(row_bytes[name] for name in columns) * (1 - 1 / changes.factor(columns)) - INVERSE_BYTES)
-            / whole,
-        )
-        for columns in propose_groups(changes, {name: row_bytes[name] for name in names})
-        if _is_worth_it(changes, columns, row_bytes)
+    often = sorted(((name, share) for name, share in repeated.items() if share >= _REPEATED), key=lambda each: -each[1])
+    named = {word: _SESSION_WORDS[word] for word in name_words(by) if word in _SESSION_WORDS}
+    reasons = [f"named {max(named, key=named.__getitem__)}"] if named else []
+    reasons.append(f"{changes.session_rows:.1f} rows per value")
+    reasons.append(f"{len(often)} of {len(repeated)} columns repeat within it")
+    saved_share = min(sum(group.saved_share for group in groups), 1.0)
+    return SessionCandidate(
+        column=by,
+        score=round(0.5 * saved_share + max(named.values(), default=0.0), 3),
+        reason="; ".join(reasons),
+        rows_per_key=changes.session_rows,
+        run_rows=stored.session_rows,
+        repeated=dict(often),
+        groups=tuple(groups),
     )
-    return _candidate(column, changes, stored, repeated, groups)
-
-
-def _is_worth_it(changes: ColumnChanges, columns: Sequence[str], row_bytes: Mapping[str, float]) -> bool:
-    plain = sum(row_bytes[name] for name in columns)
-    return plain * (1 - 1 / changes.factor(columns)) - INVERSE_BYTES >= WORTHWHILE * plain
 
 
 def drop_coarser(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:
@@ -188,31 +193,6 @@ def drop_coarser(candidates: Sequence[SessionCandidate]) -> list[SessionCandidat
     named = {each.column: any(word in _SESSION_WORDS for word in name_words(each.column)) for each in candidates}
     most = max((each.saved_share for each in candidates if named[each.column]), default=0.0)
     return [each for each in candidates if named[each.column] or each.saved_share > most + _NOTABLE]
-
-
-def _candidate(
-    column: ColumnProfile,
-    changes: ColumnChanges,
-    stored: ColumnChanges,
-    repeated: Mapping[str, float],
-    groups: tuple[RepeatedColumns, ...],
-) -> SessionCandidate:
-    often = {name: share for name, share in repeated.items() if share >= _REPEATED}
-    often = dict(sorted(often.items(), key=lambda item: -item[1]))
-    named = {word: _SESSION_WORDS[word] for word in name_words(column.name) if word in _SESSION_WORDS}
-    saved = sum(group.saved_share for group in groups)
-    reasons = [f"named {max(named, key=named.__getitem__)}"] if named else []
-    reasons.append(f"{changes.session_rows:.1f} rows per value")
-    reasons.append(f"{len(often)} of {len(repeated)} columns repeat within it")
-    return SessionCandidate(
-        column=column.name,
-        score=round(0.5 * min(saved, 1.0) + max(named.values(), default=0.0), 3),
-        reason="; ".join(reasons),
-        rows_per_key=changes.session_rows,
-        run_rows=stored.session_rows,
-        repeated=often,
-        groups=groups,
-    )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -251,16 +231,12 @@ def _is_binary(column: ColumnProfile) -> bool:
 
 def _label_score(column: ColumnProfile, *, last: bool) -> tuple[float, list[str]]:
     """How much a column looks like a label (0 if it cannot be one), and the reasons that add up to it."""
-    if column.role not in ("numeric", "category") or column.partition or column.constant or column.id_like:
-        return 0.0, []
-    if column.is_index:
-        return 0.0, []
-    if column.numbers is None or column.null_rate is None:
+    is_said = column.partition or column.constant or column.id_like or column.is_index
+    if column.role not in ("numeric", "category") or is_said or column.numbers is None or column.null_rate is None:
         return 0.0, []
     words, reasons, score = name_words(column.name), [], 0.0
     for vocabulary, weight in ((_LABEL_WORDS, 0.6), (_EVENT_WORDS, 0.45), (_RATING_WORDS, 0.35)):
-        named = [word for word in words if word in vocabulary]
-        if named:
+        if named := [word for word in words if word in vocabulary]:
             reasons.append(f"named {named[0]}")
             score += weight
             break
@@ -276,8 +252,8 @@ def _label_score(column: ColumnProfile, *, last: bool) -> tuple[float, list[str]
 
 def find_times(columns: Sequence[ColumnProfile]) -> tuple[TimeCandidate, ...]:
     """Columns that may be the time of a row, the best first; equal ones in the table's order."""
-    found = [candidate for column in columns if (candidate := _time(column)) is not None]
-    return tuple(sorted(found, key=lambda candidate: -candidate.score))
+    candidates = filter(None, map(_time, columns))
+    return tuple(sorted(candidates, key=lambda candidate: -candidate.score))
 
 
 def _time(column: ColumnProfile) -> TimeCandidate | None:
@@ -293,10 +269,9 @@ def _time(column: ColumnProfile) -> TimeCandidate | None:
         score, reasons = 0.5, [column.time_like, *reasons]
     elif column.numbers is not None and column.role in ("numeric", "category") and column.type.startswith(("int", "u")):
         low, high = column.numbers.min, column.numbers.max
-        unit = None if low is None or high is None else epoch_unit(low, high)
-        if unit is None:
+        if low is None or high is None or (unit := epoch_unit(low, high)) is None:
             return None
-        first, last = (_moment(number, unit) for number in (low, high))
+        first, last = (moment_text(int(end) // EPOCH_UNITS[unit], "s") for end in (low, high))
         score, bonus, reasons = 0.3, 2 * bonus, [f"{column.type} in the range of {unit} since 1970", *reasons]
     else:
         return None
@@ -312,12 +287,6 @@ def _time(column: ColumnProfile) -> TimeCandidate | None:
     )
 
 
-def _moment(number: float | None, unit: str) -> str | None:
-    if number is None:
-        return None
-    return moment_text(int(number) // EPOCH_UNITS[unit], "s")
-
-
 # --------------------------------------------------------------------------------------------------------------------
 
 __all__ = ["ProfileOptions", "profile_table"]
@@ -325,8 +294,10 @@ __all__ = ["ProfileOptions", "profile_table"]
 _MOST_CLASSES = 100  # of a label, whose values are all kept
 _CERTAIN = 0.5  # the score from which on the best candidate of a label or a time is taken
 _COMPARED_ROLES = ("numeric", "category", "string", "list")  # of columns that are compared with the label
+_ORDERED_ROLES = ("time", "numeric", "category", "string")  # of columns that may rise or fall with time
 _LEAST_SESSION = 0.15  # the score of the weakest session candidate that is listed
 _LISTED = 20  # candidates of a kind, at most
+_Result = TypeVar("_Result")
 
 
 def profile_table(table: str | Sequence[str], options: ProfileOptions | None = None) -> TableFacts:
@@ -356,12 +327,9 @@ def table_facts_of(taken: TableSample, options: ProfileOptions) -> TableFacts:
     columns = _compare(columns, taken, label, time)
     columns = [_with_classes(each, sample.rows, options) if each.name == label else each for each in columns]
     sessions = _sessions(columns, taken, options.session, label)
-    reasons = {each.column: each.reason for each in labels}, {each.column: each.reason for each in times}
+    why_label, why_time = ({each.column: each.reason for each in candidates} for candidates in (labels, times))
     columns = [
-        replace(column, label_like=reasons[0].get(column.name), time_like=reasons[1].get(column.name))
-        if column.time_like or column.name in reasons[0] or column.name in reasons[1]
-        else column
-        for column in columns
+        replace(each, label_like=why_label.get(each.name), time_like=why_time.get(each.name)) for each in columns
     ]
     return TableFacts(
         uri=redact(snapshot.uri),
@@ -418,10 +386,15 @@ def _measure_columns(taken: TableSample, options: ProfileOptions, selected_rows:
         return profile if why is None else replace(profile, role="unsupported", reason=why)
 
     names = snapshot.schema.names
-    found: list[ColumnProfile] = []
-    for profile in in_threads(measure, names):
-        found.append(profile)
-        report_phase("columns", len(found), len(names))
+    return _reported("columns", in_threads(measure, names), len(names))
+
+
+def _reported(phase: str, results: Iterable[_Result], total: int) -> list[_Result]:
+    """Results as they come, of so many, each reported."""
+    found: list[_Result] = []
+    for result in results:
+        found.append(result)
+        report_phase(phase, len(found), total)
     return found
 
 
@@ -453,12 +426,7 @@ def _compare(
         values = LabelValues(frame_column(rows[label]))
         against = values if values.is_usable else None
     times = None
-    if (
-        time is not None
-        and time in read
-        and rows.num_rows
-        and by_name[time].role in ("time", "numeric", "category", "string")
-    ):
+    if time is not None and time in read and rows.num_rows and by_name[time].role in _ORDERED_ROLES:
         times = TimeOrder(frame_column(rows[time]))
 
     def compare_any(column: ColumnProfile) -> ColumnProfile:
@@ -476,49 +444,38 @@ def _compare(
             disguise, correlation = against.compare(series, distinct)
             shared = against.shared_nulls(series)
             column = replace(column, disguise=disguise, correlation=correlation, shared_nulls=shared)
-        ordered = column.role in ("numeric", "category", "time", "string") and series.dtype != pl.Boolean
+        ordered = column.role in _ORDERED_ROLES and series.dtype != pl.Boolean
         if times is not None and column.name != time and ordered:
             column = replace(column, time_order=times.direction(series))
         return column
 
-    found: list[ColumnProfile] = []
-    for column in in_threads(compare_any, columns):
-        found.append(column)
-        report_phase("comparisons", len(found), len(columns))
-    return found
+    return _reported("comparisons", in_threads(compare_any, columns), len(columns))
 
 
 def _sessions(
-    columns: Sequence[ColumnProfile],
-    taken: TableSample,
-    chosen: str | None,
-    label: str | None,
+    columns: Sequence[ColumnProfile], taken: TableSample, chosen: str | None, label: str | None
 ) -> tuple[SessionCandidate, ...]:
     sample = taken.sample
-    sampled = set(sample.rows.column_names)
-    read = [column for column in columns if column.name in sampled]
-    names = candidate_columns(read, sample.rows.num_rows)
-    if chosen is not None and chosen in sampled and sample.rows.num_rows:
+    read = set(sample.rows.column_names)
+    by_name = {column.name: column for column in columns if column.name in read}
+    names = candidate_columns([*by_name.values()], sample.rows.num_rows)
+    if chosen is not None and chosen in by_name and sample.rows.num_rows:
         names = [chosen, *(name for name in names if name != chosen)]
-    row_bytes = {
-        column.name: size
-        for column in read
-        if not (column.constant or column.all_null or column.partition or column.name == label or column.disguise)
-        and (size := slot_bytes(column)) > 0
-    }
-    by_name = {column.name: column for column in read}
-    needed = dict.fromkeys([*names, *row_bytes])
     if not names:
         return ()
+    row_bytes = {
+        name: size
+        for name, column in by_name.items()
+        if not (column.constant or column.all_null or column.partition or name == label or column.disguise)
+        and (size := slot_bytes(column)) > 0
+    }
+    needed = dict.fromkeys([*names, *row_bytes])
     frame = pl.DataFrame([frame_column(sample.rows[name]).alias(name) for name in needed])
-    found = []
-    for index, name in enumerate(names):
-        found.append(measure_session(by_name[name], frame, sample.row_group, row_bytes))
-        report_phase("sessions", index + 1, len(names))
-    first = [candidate for candidate in found if candidate.column == chosen]
-    kept = drop_coarser(found)
-    others = [candidate for candidate in kept if candidate.column != chosen and candidate.score >= _LEAST_SESSION]
-    return (*first, *sorted(others, key=lambda candidate: -candidate.score))
+    measured = (measure_session(by_name[name], frame, sample.row_group, row_bytes) for name in names)
+    sessions = _reported("sessions", measured, len(names))
+    first = [each for each in sessions if each.column == chosen]
+    others = [each for each in drop_coarser(sessions) if each.column != chosen and each.score >= _LEAST_SESSION]
+    return (*first, *sorted(others, key=lambda each: -each.score))
 
 
 def _is_compared(label: ColumnProfile) -> bool:

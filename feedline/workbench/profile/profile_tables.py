@@ -6,6 +6,7 @@ Runs in: the process of `feedline profile`. Pure, but for printing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from feedline.commands.consoles import say
 from feedline.workbench.profile.drift import ColumnDrift, Pair, TableDrift
-from feedline.workbench.profile.table_facts import ColumnProfile, DistinctCount, Histogram, PartitionKey, TableFacts
+from feedline.workbench.profile.table_facts import ColumnProfile, DistinctCount, PartitionKey, TableFacts
 
 _MAX_COLUMNS = 200  # lines of the table of columns
 # Cells that are shown only on a terminal of so many columns, or more.
@@ -48,12 +49,11 @@ def layout_lines(facts: TableFacts) -> list[str]:
     sizes = f"{facts.files:,} files, {size_of(facts.bytes)}, {facts.rows:,} rows, {len(facts.columns):,} columns"
     lines = [f"{facts.uri}: {facts.format}, {sizes}, {groups}"]
     lines += [f"partition key {key_of(key)}" for key in facts.partitions]
-    part = facts.sampled
     if facts.where is not None:
         lines.append(f"where {facts.where}: at most {facts.selected_rows:,} rows")
+    part = facts.sampled
     read = f"{size_of(part.bytes)} of {part.columns:,} columns"
-    lines.append(f"sampled {part.rows:,} rows of {part.row_groups:,} row groups ({read})")
-    return lines
+    return [*lines, f"sampled {part.rows:,} rows of {part.row_groups:,} row groups ({read})"]
 
 
 def key_of(key: PartitionKey) -> str:
@@ -140,16 +140,13 @@ def length_of(column: ColumnProfile) -> str:
 
 def bar_of(column: ColumnProfile) -> str:
     """A histogram of numbers, or the shares of the most frequent values, in a few characters."""
-    if column.numbers is not None and column.numbers.histogram is not None and column.role != "category":
-        return _bars(_merged(column.numbers.histogram)) + (" log" if column.numbers.histogram.log else "")
-    return _bars([value.share for value in column.frequent[:_BAR]])
-
-
-def _merged(histogram: Histogram) -> list[float]:
-    """The counts of at most `_BAR` bins."""
-    counts = histogram.counts
-    width = -(-len(counts) // _BAR)
-    return [float(sum(counts[start : start + width])) for start in range(0, len(counts), width)]
+    histogram = None if column.numbers is None or column.role == "category" else column.numbers.histogram
+    if histogram is None:
+        return _bars([value.share for value in column.frequent[:_BAR]])
+    # 20 bins are shown as 10, two together
+    counts, width = histogram.counts, -(-len(histogram.counts) // _BAR)
+    merged = [sum(counts[start : start + width]) for start in range(0, len(counts), width)]
+    return _bars(merged) + (" log" if histogram.log else "")
 
 
 def _bars(counts: Sequence[float]) -> str:
@@ -162,49 +159,35 @@ def _bars(counts: Sequence[float]) -> str:
 
 def notes_of(column: ColumnProfile) -> list[str]:
     """What is special about a column."""
-    notes = []
-    if column.disguise is not None:
-        notes.append(f"label in disguise? {column.disguise}")
-    if column.reason is not None and column.role in ("nested", "unsupported"):
-        notes.append(column.reason)
-    if column.all_null:
-        notes.append("all null")
-    elif column.constant:
-        notes.append("constant")
-    if column.id_like:
-        notes.append("a value per row")
-    if column.lengths is not None and column.lengths.empty_rate:
-        notes.append(f"{share_of(column.lengths.empty_rate)} empty")
-    notes += _number_notes(column)
-    repeats = column.repeated is not None and column.repeated >= 0.5
-    if repeats and not (column.constant or column.all_null or column.partition):
-        notes.append(f"{column.repeated:.0%} repeat")
-    if column.shared_nulls is not None and column.shared_nulls >= _SHARED:
-        notes.append("null where the label is")
-    if column.time_order and not column.partition:
-        notes.append("rises with time" if column.time_order > 0 else "falls with time")
-    if any(value.value for value in column.frequent) and column.role == "string":
-        notes.append(", ".join(f"{value.value!r} {share_of(value.share)}" for value in column.frequent[:_LISTED]))
-    return notes
-
-
-def _number_notes(column: ColumnProfile) -> list[str]:
-    notes, numbers = [], column.numbers
-    if numbers is not None and (numbers.nan_rate or numbers.inf_rate):
-        notes.append(f"{share_of(numbers.nan_rate + numbers.inf_rate)} not finite")
-    if numbers is not None and column.role == "numeric" and numbers.zero_rate >= 0.5:
-        notes.append(f"{share_of(numbers.zero_rate)} zeros")
-    return notes
+    numbers, lengths, repeated = column.numbers, column.lengths, column.repeated or 0.0
+    bad = 0.0 if numbers is None else numbers.nan_rate + numbers.inf_rate
+    zeros = numbers.zero_rate if numbers is not None and column.role == "numeric" else 0.0
+    is_varied = not (column.constant or column.all_null or column.partition)
+    shown = ", ".join(f"{value.value!r} {share_of(value.share)}" for value in column.frequent[:_LISTED])
+    notes = (
+        (column.disguise is not None, f"label in disguise? {column.disguise}"),
+        (column.reason is not None and column.role in ("nested", "unsupported"), column.reason or ""),
+        (column.all_null, "all null"),
+        (column.constant and not column.all_null, "constant"),
+        (column.id_like, "a value per row"),
+        (lengths is not None and lengths.empty_rate > 0, f"{share_of(lengths and lengths.empty_rate)} empty"),
+        (bad > 0, f"{share_of(bad)} not finite"),
+        (zeros >= 0.5, f"{share_of(zeros)} zeros"),
+        (repeated >= 0.5 and is_varied, f"{repeated:.0%} repeat"),
+        ((column.shared_nulls or 0.0) >= _SHARED, "null where the label is"),
+        (column.time_order and not column.partition, f"{'rises' if column.time_order > 0 else 'falls'} with time"),
+        (column.role == "string" and any(value.value for value in column.frequent), shown),
+    )
+    return [words for holds, words in notes if holds]
 
 
 def candidate_lines(facts: TableFacts) -> list[str]:
     """What may be the label, the time and the session, with reasons."""
-    lines = []
-    kinds = (("label", facts.labels, facts.label), ("time", facts.times, facts.time))
-    for name, candidates, chosen in kinds:
-        for candidate in candidates[:_LISTED]:
-            taken = " (taken)" if candidate.column == chosen else ""
-            lines.append(f"{name}? {candidate.column}{taken}: {candidate.reason}")
+    lines = [
+        f"{kind}? {each.column}{' (taken)' if each.column == chosen else ''}: {each.reason}"
+        for kind, candidates, chosen in (("label", facts.labels, facts.label), ("time", facts.times, facts.time))
+        for each in candidates[:_LISTED]
+    ]
     for session in facts.sessions[:_LISTED]:
         order = "stored together" if session.clustered else f"stored apart, in runs of {session.run_rows:.1f}"
         lines.append(f"session? {session.column}: {session.reason}; {order}")
@@ -295,9 +278,8 @@ def _change(pair: Pair, *, percent: bool = False) -> str:
 
 def drift_summary(drift: TableDrift) -> list[str]:
     """How many columns changed."""
-    compared = [column for column in drift.columns if column.psi is not None]
-    moved = sum(column.psi >= _MOVED for column in compared if column.psi is not None)
-    some = sum(_STABLE <= column.psi < _MOVED for column in compared if column.psi is not None)
+    compared = [column.psi for column in drift.columns if column.psi is not None]
+    moved, some = (sum(low <= psi < high for psi in compared) for low, high in ((_MOVED, inf), (_STABLE, _MOVED)))
     lines = [f"{moved:,} columns changed much, {some:,} somewhat, {len(compared) - moved - some:,} did not"]
     if len(compared) < len(drift.columns):
         lines.append(f"{len(drift.columns) - len(compared):,} columns cannot be compared")

@@ -20,7 +20,7 @@ from feedline.errors import DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bad_files import reason_of
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
-from feedline.warehouse.reading.read import ReadRequest, batches
+from feedline.warehouse.reading.read import ReadRequest, batches, bytes_of
 from feedline.warehouse.selection.select import Selection, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
@@ -169,14 +169,15 @@ def _read(request: SampleRequest, selection: Selection, report: Callable[[int, i
         piece=np.repeat(np.arange(len(pieces)), rows),
         row_group=np.repeat(np.array(groups, np.int64), rows),
         row_groups=tuple(read),
-        bytes=_compressed_bytes(request, read),
+        bytes=bytes_of(snapshot, np.array(read, np.int64), request.columns),
         whole=whole,
         skipped=tuple(skipped.items()),
     )
 
 
 class _Budget:
-    """The rows and bytes that a sample may still read. row_groups: how many it may open; chunks: to decode of each."""
+    """The rows and bytes that a sample may still read. row_groups: how many it may open; chunks: to decode of each;
+    read_rows: so far."""
 
     def __init__(self, request: SampleRequest) -> None:
         columns = max(len(request.columns), 1)
@@ -185,27 +186,22 @@ class _Budget:
         self.row_groups = max(min(MOST_ROW_GROUPS, chunks, self._rows // _LEAST_ROWS), 1)
         self.chunks = max(chunks // self.row_groups, 1)
         self._bytes = request.bytes
-        self._read_rows = self._read_bytes = 0
+        self.read_rows = self._read_bytes = 0
 
     @property
     def spent(self) -> bool:
-        return self._read_rows >= self._rows or self._read_bytes >= self._bytes
-
-    @property
-    def row_bytes(self) -> float | None:
-        """The mean bytes of a row so far; None before the first."""
-        return self._read_bytes / self._read_rows if self._read_rows else None
+        return self.read_rows >= self._rows or self._read_bytes >= self._bytes
 
     def rows_of(self, row_groups: int) -> int:
         """The rows to read of the next of so many row groups."""
-        left = self._rows - self._read_rows
-        if self._read_rows:
-            left = min(left, int((self._bytes - self._read_bytes) / max(self._read_bytes / self._read_rows, 1)))
+        left = self._rows - self.read_rows
+        if self.read_rows:
+            left = min(left, int((self._bytes - self._read_bytes) / max(self._read_bytes / self.read_rows, 1)))
         return max(-(-left // row_groups), 1)
 
-    def add(self, data: pa.RecordBatch) -> None:
-        self._read_rows += data.num_rows
-        self._read_bytes += data.nbytes
+    def add(self, pieces: Sequence[pa.RecordBatch]) -> None:
+        self.read_rows += sum(piece.num_rows for piece in pieces)
+        self._read_bytes += sum(piece.nbytes for piece in pieces)
 
 
 def _pieces(
@@ -213,20 +209,18 @@ def _pieces(
 ) -> tuple[list[pa.RecordBatch], bool]:
     """Pieces of a row group, `limit` rows together, and whether they are all of its selected rows."""
     stored = int(request.snapshot.rows_per_row_group[row_group])
-    if budget.row_bytes is None:
+    if not budget.read_rows:
         probe, _ = _first_pieces(request, selection, row_group, min(_PROBED_ROWS, stored), 1)
         rows = sum(piece.num_rows for piece in probe)
         if rows < stored and rows:
             row_bytes = sum(piece.nbytes for piece in probe) / rows
             limit = max(min(limit, int(request.bytes / row_bytes / 2)), rows)
         if limit <= rows:
-            for piece in probe:
-                budget.add(piece)
+            budget.add(probe)
             return probe, rows == stored
-    found, whole = _first_pieces(request, selection, row_group, limit, budget.chunks)
-    for piece in found:
-        budget.add(piece)
-    return found, whole
+    pieces, whole = _first_pieces(request, selection, row_group, limit, budget.chunks)
+    budget.add(pieces)
+    return pieces, whole
 
 
 def _first_pieces(
@@ -273,13 +267,6 @@ def _decoded(
                 data = data.filter(pa.array(result.stays))
         counts[0] += data.num_rows
         yield rows, data
-
-
-def _compressed_bytes(request: SampleRequest, row_groups: Sequence[int]) -> int:
-    snapshot = request.snapshot
-    stored = [name for name in request.columns if name not in snapshot.partition_columns]
-    index = np.array(row_groups, np.int64)
-    return sum(int(sizes[index].sum()) for _, sizes in snapshot.column_parts(stored, "bytes"))
 
 
 def _try_columns(request: SampleRequest, selection: Selection) -> tuple[tuple[str, ...], dict[str, str]]:

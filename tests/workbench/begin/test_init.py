@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
 import os
 import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pipelines import PATIENCE_S
+from profiles import binary, column, session_of, time_of
+from profiles import table as table_of
+from rich.console import Console
 from typer.testing import CliRunner
 
 from feedline import Pipeline
@@ -23,6 +30,9 @@ from feedline.cli import app
 from feedline.config import load_spec
 from feedline.errors import PlanError, SpecError, TableError, TableNotFoundError
 from feedline.workbench.begin import init as command
+from feedline.workbench.begin.init import ask_choices
+from feedline.workbench.begin.init_plan import Choices
+from feedline.workbench.profile.table_facts import DistinctCount, TableFacts
 
 FILES = {"pipeline.yaml", "train.py"}
 ROWS = 300
@@ -118,7 +128,7 @@ def test_wrong_input_is_refused_with_the_remedy(table: Path, tmp_path: Path):
 
 
 def test_check_says_which_packages_it_needs(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(command, "_is_there", lambda module: module != "sklearn")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == "sklearn" else module)
     with pytest.raises(
         SpecError, match=r"--check needs packages .*: got no scikit-learn. Run `pip install scikit-learn`"
     ):
@@ -215,8 +225,8 @@ def test_odd_columns_do_not_end_it_for_others(tmp_path: Path):
     }
     pq.write_table(pa.table(columns), tmp_path / "odd.parquet")
     shown = init(tmp_path / "odd.parquet", "-o", tmp_path / "out", "--label", "clicked")
-    for column in ("zone", "infinite", "a\\x00b"):
-        assert f"left out {column}" in " ".join(shown.split())
+    for name in ("zone", "infinite", "a\\x00b"):
+        assert f"left out {name}" in " ".join(shown.split())
     pipeline = Pipeline.from_yaml(tmp_path / "out" / "pipeline.yaml")
     pipeline.fit()
     assert sum(batch.rows for batch in pipeline.batches()) > 0
@@ -243,3 +253,77 @@ def test_files_that_no_pipeline_reads_as_one_table_are_refused(table: Path, tmp_
     pq.write_table(pa.table({"clicked": [0, 1], "c": ["x", "y"]}), table.parent / "u.parquet")
     with pytest.raises(TableError, match=r"'c' changed its kind between files: got double in .*t.parquet and string"):
         init(table.parent, "-o", tmp_path / "out")
+
+
+FACTS = table_of(
+    binary(),
+    column("t", "time", "date32[day]"),
+    column("u", "time", "date32[day]"),
+    column("s"),
+    times=(time_of("t", None, None), time_of("u", None, None)),
+    sessions=(session_of("s"),),
+)
+
+
+def asked(*answers: str, choices: Choices | None = None, facts: TableFacts = FACTS) -> tuple[Choices, str]:
+    lines: Iterator[str] = iter(answers)
+    console = Console(file=io.StringIO(), width=200)
+
+    def read(prompt: str) -> str:
+        console.print(prompt, markup=False)
+        return next(lines)
+
+    found = ask_choices(facts, choices or Choices(), console, read)
+    assert next(lines, None) is None
+    return found, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_an_empty_line_takes_the_guess():
+    found, shown = asked("", "", "")
+    assert found == Choices(label="clicked", time="t", session="s")
+    assert "1. clicked: named clicked; 0 and 1" in shown
+    assert "[clicked]" in shown
+
+
+def test_numbers_names_and_none():
+    assert asked("1", "2", "-")[0] == Choices(label="clicked", time="u", session="")
+    assert asked("s", "u", "s")[0] == Choices(label="s", time="u", session="s")
+
+
+def test_a_mistake_is_asked_again():
+    found, shown = asked("clickd", "9", "-", "clicked", "", "")
+    assert found.label == "clicked"
+    assert shown.count("expected a number of the list, or one of clicked, t, u, s") == 3
+
+
+def test_a_question_mark_lists_all_columns_and_strings_of_a_few_classes_are_offered():
+    species = column("species", "string", "string", vocabulary=DistinctCount(sample=3, table=3, error=0.0, once=0.0))
+    species = replace(species, string_bytes=(6.0, 10))
+    facts = table_of(column("a"), species, *(column(f"c{index}") for index in range(20)))
+    found, shown = asked("?", "1", facts=facts)
+    assert found.label == "species"
+    assert "1. species: string, 3 values" in shown
+    assert "? for all columns" in shown
+    listed = shown.split("\n")
+    assert sum(line.startswith("  c") for line in listed) == 20
+    assert any(line.startswith("  species  string, 3 values") for line in listed)
+
+
+def test_what_was_answered_before_is_not_asked():
+    assert asked(choices=Choices(label="s", time="", session="", max_features=3))[0] == Choices(
+        label="s", time="", session="", max_features=3
+    )
+
+
+def test_without_a_guess_an_answer_is_needed():
+    found, shown = asked("", "a", facts=table_of(column("a"), column("b")))
+    assert found.label == "a"
+    assert "no column ''" in shown
+
+
+def test_the_end_of_the_input_is_an_error():
+    def read(_: str) -> str:
+        raise EOFError
+
+    with pytest.raises(SpecError, match="the input ended before an answer"):
+        ask_choices(FACTS, Choices(), Console(file=io.StringIO()), read)

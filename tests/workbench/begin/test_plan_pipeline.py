@@ -8,7 +8,7 @@ import pytest
 from begun_plans import planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from json_validator import Validator
+from jsonschema import Draft202012Validator
 from profiles import any_table, binary, column, distinct, key, session_of, table, time_of
 
 from feedline.config import parse_spec
@@ -22,7 +22,7 @@ from feedline.workbench.begin.plan_pipeline import fitting_batches, guess_choice
 from feedline.workbench.profile.table_facts import TableFacts
 
 NO_CHOICES = Choices()
-VALIDATOR = Validator(Pipeline.json_schema())
+VALIDATOR = Draft202012Validator(Pipeline.json_schema())
 
 
 @given(any_table(), st.integers(1, 8))
@@ -32,7 +32,7 @@ def test_the_plan_of_any_table_is_a_pipeline_that_loads(facts: TableFacts, most:
     plan = planned(facts, max_features=most)
     text = pipeline_text(plan)
     spec = parse_spec(text)
-    assert VALIDATOR.valid(read_document(text, "f").value)
+    assert VALIDATOR.is_valid(read_document(text, "f").value)
     assert spec.source.where == plan.where
     assert [each.name for each in spec.features if each.group == "label"] == ["clicked"]
     assert [each.name for each in spec.features if each.group != "label"] == [
@@ -130,3 +130,22 @@ def test_errors_are_those_of_wrong_input():
     assert issubclass(PlanError, FeedlineError)
     with pytest.raises(SpecError, match=r"is a label without a doubt.*Name it with --label: one of 'a'"):
         planned(table(column("a")))
+
+
+LATE = HeldOut(by=("t",), train="t < 5", held_out="t >= 5", reason="")
+REST = HeldOut(by=(), sample={"fraction": 0.9}, reason="")
+
+
+@pytest.mark.parametrize(
+    ("label", "split", "where", "held_out"),
+    [
+        (None, REST, None, {"source.sample.rest": True}),
+        ("y is not None", REST, "y is not None", {"source.sample.rest": True}),
+        (None, LATE, "t < 5", {"source.where": "t >= 5"}),
+        ("y is not None", LATE, "y is not None and t < 5", {"source.where": "y is not None and t >= 5"}),
+    ],
+)
+def test_filters(label: str | None, split: HeldOut, where: str | None, held_out: dict[str, object]):
+    plan = planned(table(binary(), column("a")))
+    plan = replace(plan, label=replace(plan.label, where=label), held_out=split)
+    assert (plan.where, plan.held_out_keys) == (where, held_out)

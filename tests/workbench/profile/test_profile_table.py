@@ -11,16 +11,26 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from warehouse_samples import DATA
 
 from feedline.errors import FeedlineError, TableError
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import generate_clicks
-from feedline.workbench.profile.profile_table import ProfileOptions, profile_table
-from feedline.workbench.profile.table_facts import TableFacts
+from feedline.workbench.profile.profile_table import (
+    ProfileOptions,
+    TimeOrder,
+    candidate_columns,
+    measure_session,
+    profile_table,
+    slot_bytes,
+)
+from feedline.workbench.profile.table_facts import ColumnProfile, DistinctCount, ListLengths, TableFacts
 
 ODD_NAMES = ["a b", "a.b", "it's", '"quoted"', "new\nline", "ключ", "", "select", "a", "A"]
 
@@ -279,3 +289,94 @@ def test_every_public_file_is_described_or_refused():
         metadata = pq.read_metadata(path)  # some writers leave the file's own total at zero
         assert facts.rows == sum(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)), path
     assert described >= 50
+
+
+ROW = st.tuples(st.one_of(st.none(), st.integers(0, 5)), st.one_of(st.none(), st.integers(0, 5)))
+
+
+def expected(rows: list[tuple[int | None, int | None]]) -> int:
+    """By comparing all pairs of rows."""
+    some = [(time, value) for time, value in rows if time is not None and value is not None]
+    if len({value for _, value in some}) < 2 or len({time for time, _ in some}) < 2:
+        return 0
+    pairs = [(one[1], other[1]) for one in some for other in some if one[0] < other[0]]
+    if all(before <= after for before, after in pairs):
+        return 1
+    return -1 if all(before >= after for before, after in pairs) else 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ROW, max_size=6))
+def test_the_direction_is_that_of_all_pairs(rows: list[tuple[int | None, int | None]]):
+    time = pl.Series([time for time, _ in rows], dtype=pl.Int64)
+    value = pl.Series([value for _, value in rows], dtype=pl.Int64)
+    assert TimeOrder(time).direction(value) == expected(rows)
+
+
+@pytest.mark.parametrize(("step", "direction"), [(1, 1), (-1, -1)])
+def test_a_single_row_out_of_order_is_found(step: int, direction: int):
+    time = pl.Series(np.random.default_rng(0).permutation(100_000)).cast(pl.Datetime("us"))
+    values = time.to_physical().to_numpy() * step
+    order = TimeOrder(time)
+    assert order.direction(pl.Series(values)) == direction
+    changed = values.copy()
+    changed[777] = step * -5
+    assert order.direction(pl.Series(changed)) == 0
+
+
+def test_strings_have_the_order_of_their_bytes():
+    time = pl.Series(range(100))
+    weeks = pl.Series([f"2026-W{index // 10:02}" for index in range(100)])
+    assert TimeOrder(time).direction(weeks) == 1
+    assert TimeOrder(time).direction(weeks.reverse()) == -1
+    assert TimeOrder(time).direction(weeks.sample(100, shuffle=True, seed=0)) == 0
+
+
+def column(name: str, distinct: int, **changed: object) -> ColumnProfile:
+    count = DistinctCount(sample=distinct, table=distinct, error=0, once=0)
+    return ColumnProfile(**{"name": name, "type": "int64", "role": "category", "vocabulary": count, **changed})
+
+
+def test_candidates_have_several_rows_per_value():
+    columns = [
+        column("color", 5),
+        column("row_id", 10_000),
+        column("price", 2_000, type="double", role="numeric"),
+        column("shop", 1_000, repeated=0.5),
+        column("session_id", 1_000),
+        column("day", 500, partition=True),
+    ]
+    assert candidate_columns(columns, 10_000) == ["session_id", "shop"]
+    assert candidate_columns(columns, 0) == []
+
+
+def test_bytes_are_those_of_the_likely_feature():
+    lengths = ListLengths(mean=5, p50=5, p95=9, p99=9, max=9, empty_rate=0)
+    assert slot_bytes(column("a", 1, role="list", lengths=lengths)) == 12 + 40
+    assert slot_bytes(column("a", 1, role="numeric")) == 4
+    assert slot_bytes(column("a", 1, role="nested")) == 0
+
+
+@pytest.mark.parametrize("clustered", [True, False])
+def test_columns_that_repeat_within_sessions_are_grouped(clustered: bool):
+    random = np.random.default_rng(0)
+    session = np.repeat(np.arange(500), 10)
+    user, history = session * 3, [[int(one)] * 20 for one in session]
+    item = random.permutation(5000)
+    order = np.arange(5000) if clustered else random.permutation(5000)
+    frame = pl.DataFrame({"session": session, "user": user, "history": history, "item": item})[order]
+    row_bytes = {"session": 8.0, "user": 8.0, "history": 172.0, "item": 8.0}
+    found = measure_session(column("session", 500), frame, np.zeros(5000, np.int64), row_bytes)
+    assert found.rows_per_key == 10
+    assert found.clustered is clustered
+    assert found.repeated == {"user": 1.0, "history": 1.0}
+    [group] = found.groups
+    assert set(group.columns) == {"user", "history"}
+    assert group.factor == 10
+    assert found.saved_share == pytest.approx((180 * 0.9 - 4) / 196)
+
+
+def test_rows_of_other_row_groups_are_other_sessions():
+    frame = pl.DataFrame({"session": [1, 1, 1, 1], "x": [5, 5, 5, 5]})
+    found = measure_session(column("session", 1), frame, np.array([0, 0, 1, 1]), {"x": 8.0})
+    assert found.rows_per_key == 2

@@ -8,14 +8,18 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from feedline.workbench.profile.drift import ColumnDrift, TableDrift
 from feedline.workbench.profile.profile_tables import (
     bar_of,
     candidate_lines,
     distinct_of,
+    drift_cells,
+    drift_summary,
     length_of,
     notes_of,
     notice_lines,
     number_of,
+    print_drift,
     print_profile,
     share_of,
     size_of,
@@ -163,3 +167,31 @@ def test_candidates_have_reasons_and_groups():
     ]
     assert notice_lines(facts)[0] == "note: careful"
     assert notice_lines(facts)[-1] == "left out: 2 more files: --json names them"
+
+
+DRIFTED = ColumnDrift(name="price", psi=0.3, ks=0.2, nulls=(0.0, 0.5), mean=(1.0, 2.0), median=(1, 1), new=0.25)
+GONE = ColumnDrift(name="gone", psi=None, note="only in the base")
+SAME = ColumnDrift(name="[same]", psi=0.01, nulls=(0.0, 0.0))
+
+
+def test_cells_show_changes():
+    assert drift_cells(DRIFTED) == ["price", "0.300", "0 -> 50.0%", "1 -> 2", "0.200", "1", "", "25.0%", ""]
+    assert drift_cells(GONE)[:3] == ["gone", "only in the base", ""]
+    assert drift_cells(SAME)[:4] == ["[same]", "0.010", "", ""]
+
+
+def test_changes_are_counted():
+    drift = TableDrift(base=FACTS, other=FACTS, columns=(GONE, DRIFTED, SAME))
+    assert drift_summary(drift) == [
+        "1 columns changed much, 0 somewhat, 1 did not",
+        "1 columns cannot be compared",
+    ]
+
+
+def test_the_drift_is_printed_for_every_width():
+    for width in (60, 200):
+        out = io.StringIO()
+        columns = (GONE, DRIFTED, *(ColumnDrift(name=f"c{index}", psi=0.0) for index in range(60)))
+        print_drift(TableDrift(base=FACTS, other=FACTS, columns=columns), Console(file=out, width=width))
+        assert "0.300" in out.getvalue()
+        assert "50 of 62 columns are shown" in out.getvalue()
