@@ -21,7 +21,6 @@ from feedline.workbench.profile.column_measures import (
     count_distinct,
     frequent_values,
     histogram_of,
-    length_percentiles,
     measure_column,
     moments,
     number_facts,
@@ -90,21 +89,6 @@ def test_every_type_is_described(kind: pa.DataType, values: list[object]):
     nothing = measure(pa.nulls(5, kind))
     assert nothing.all_null
     assert nothing.numbers is None
-
-
-def test_numbers_are_those_of_pandas():
-    values = np.random.default_rng(0).lognormal(size=10_000).astype(np.float32)
-    nulls = np.random.default_rng(1).random(10_000) < 0.1
-    found, series = measure(pa.array(values, mask=nulls)), pd.Series(values[~nulls].astype(np.float64))
-    assert found.null_rate == nulls.mean()
-    numbers = found.numbers
-    assert numbers is not None
-    assert numbers.mean == pytest.approx(series.mean())
-    assert numbers.std == pytest.approx(series.std(ddof=0))
-    assert numbers.skewness == pytest.approx(series.skew(), rel=1e-2)  # pandas corrects the bias
-    assert numbers.median == pytest.approx(series.quantile(0.5, interpolation="lower"))
-    assert found.vocabulary is not None
-    assert found.vocabulary.sample == series.nunique()
 
 
 def test_decimals_and_integers_beyond_int64_have_numbers():
@@ -195,19 +179,6 @@ def test_lists_have_lengths_and_elements():
     assert found.element == "int32"
 
 
-def test_lengths_are_those_of_numpy():
-    lengths = np.random.default_rng(0).geometric(0.1, 1000)
-    found = length_percentiles(lengths)
-    assert found is not None
-    for share, number in ((0.5, found.p50), (0.95, found.p95), (0.99, found.p99)):
-        assert number == np.quantile(lengths, share, method="inverted_cdf")
-    assert found.fixed is None
-    fixed = length_percentiles(np.full(10, 7))
-    assert fixed is not None
-    assert fixed.fixed == 7
-    assert length_percentiles(np.zeros(0, np.int64)) is None
-
-
 def test_lists_of_very_many_elements_are_counted_in_part():
     lists = pa.ListArray.from_arrays(np.arange(0, 3_000_001, 1000), pa.array(np.arange(3_000_000) % 7000))
     found = measure(lists)
@@ -270,13 +241,6 @@ def test_lists_are_measured_by_their_elements():
     facts = number_facts(pl.Series([[1.0, math.nan], None, [], [3.0, None]]))
     assert facts is not None
     assert (facts.min, facts.max, facts.nan_rate) == (1.0, 3.0, 1 / 3)
-
-
-def test_booleans_are_zeros_and_ones():
-    facts = number_facts(pl.Series([True, False, True, None]))
-    assert facts is not None
-    assert (facts.min, facts.max, facts.zero_rate) == (0, 1, 1 / 3)
-    assert facts.mean == pytest.approx(2 / 3)
 
 
 def test_a_column_of_nulls_has_no_numbers():

@@ -147,10 +147,6 @@ def test_an_index_of_pandas_is_known_by_its_name_and_by_the_metadata(tmp_path: P
         assert found - {"__index_level_0__"} == expected
 
 
-def test_the_same_table_has_the_same_facts(clicks: Path):
-    assert profile(clicks, sample_rows=3000) == profile(clicks, sample_rows=3000)
-
-
 def write(path: Path, table: pa.Table, **options: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, **options)
@@ -239,16 +235,6 @@ def test_a_table_without_rows(tmp_path: Path):
     facts = profile(tmp_path / "empty")
     assert [column.rows for column in facts.columns] == [0, 0]
     assert "no rows" in facts.warnings[0]
-
-
-def test_many_columns_are_profiled(tmp_path: Path):
-    rng = np.random.default_rng(0)
-    columns = {f"c{index}": rng.integers(0, 100, 200) for index in range(200)}
-    write(tmp_path / "a.parquet", pa.table({**columns, "label": rng.integers(0, 2, 200)}))
-    facts = profile(tmp_path)
-    assert len(facts.columns) == 201
-    assert all(column.numbers is not None for column in facts.columns)
-    assert facts.label == "label"
 
 
 @pytest.mark.nightly

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
-
 from feedline.workbench.profile.table_facts import (
     ColumnProfile,
     DistinctCount,
@@ -40,13 +38,6 @@ def numbers(**changed: float | None) -> NumberFacts:
     return NumberFacts(**{**usual, **rates, **changed}, quantiles=(1, 2, 3, 4, 5, 6, 7))
 
 
-def test_columns_are_found_by_name():
-    table = facts(ColumnProfile(name="a", type="int64", role="numeric"), ColumnProfile(name="b", type="x", role="list"))
-    assert table.column("b").role == "list"
-    with pytest.raises(KeyError):
-        table.column("c")
-
-
 def test_disguised_columns_are_those_with_a_reason():
     plain = ColumnProfile(name="a", type="int64", role="numeric")
     disguised = ColumnProfile(name="b", type="int64", role="numeric", disguise="equal to the label")
@@ -66,10 +57,6 @@ def test_json_has_no_values_that_json_lacks():
     assert found["numbers"]["skewness"] is None
     assert found["numbers"]["max"] is None
     assert found["vocabulary"] == {"sample": 3, "table": 4, "error": 0.0, "once": 0.5}
-
-
-def test_the_median_is_the_middle_quantile():
-    assert numbers().median == 4
 
 
 def test_a_table_is_clustered_where_runs_are_as_long_as_sessions():
