@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from io import BytesIO
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +20,9 @@ from feedline.warehouse.parquet.column_chunk import (
     open_chunks,
     take_rows,
 )
-from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest, FileDecoder
+from feedline.warehouse.parquet.decode import DecodeRequest, FileDecoder, FileVersion
 from feedline.warehouse.parquet.footer import column_leaves, open_parquet
+from feedline.warehouse.storage.file_identity import Stamp
 
 
 class File:
@@ -33,7 +35,8 @@ class File:
         self.schema: pa.Schema = self.parquet.schema_arrow
         self.leaves = column_leaves(self.schema, self.metadata.num_columns, "file")
         stored = dict(zip(self.schema.names, self.leaves, strict=True))
-        self.decoder = FileDecoder(self.schema, stored, self.metadata, None, "file", len(content))
+        version = FileVersion(uri="file", stamp=Stamp(len(content), -1), footer_digest=b"", footer_bytes=0)
+        self.decoder = FileDecoder(self.schema, stored, self.metadata, version)
         self._buffer = pa.py_buffer(content)
 
     @property
@@ -60,7 +63,7 @@ class File:
         return self._buffer.slice(start, stop - start)
 
     def batches(
-        self, group: int, chunk_rows: int, coded: Mapping[int, int] = NOT_CODED, *, alone: bool = False
+        self, group: int, chunk_rows: int, coded: Mapping[int, int] = MappingProxyType({}), *, alone: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Batches of all columns; `alone`: where pyarrow's reader would be asked, there is none."""
         leaves = [leaf for each in self.leaves for leaf in each]

@@ -293,7 +293,7 @@ class AutoChoice:
             rates = replace(rates, page_cache_bytes=_ALL_MEMORY)
         left = epochs.epochs - self._epoch if self._epoch < epochs.epochs else self._epoch + 1  # as many again
         threads = max(1.0, float(available_cores()))
-        readings = min(_MOST_READINGS, self._folder.mean_uses())
+        readings = min(_MOST_READINGS, self._folder.space.mean_uses)
         store = _NO_STORE
         if costs.wait_s:
             stream = max(self._store_bytes / costs.wait_s, 1.0)
@@ -308,7 +308,7 @@ class AutoChoice:
             row_groups=float(epochs.row_groups),
             epochs_left=left,
             further_readings=max(readings, 1.0) if left == 1 else readings,
-            capacity_bytes=float(self._folder.bound()),
+            capacity_bytes=float(self._folder.space.bound),
             source_warm=1.0 if self.filling.source else 0.0,
         )
 

@@ -24,7 +24,7 @@ from feedline.native import rows as native
 from feedline.native.coded_values import CodedArray
 from feedline.native.rows import lay_columns, take_columns
 from feedline.native.unique_rows import UniqueRows, first_uses
-from feedline.warehouse.cache.cache_folder import CachedColumn
+from feedline.warehouse.cache.entry_file import CachedColumn
 
 # --------------------------------------------------------------------------------------------------------------------
 # What quality counts of the columns of a cache: of all their rows, kept with them, and of any part of these. Pure;

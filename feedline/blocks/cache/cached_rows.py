@@ -44,7 +44,8 @@ from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
 from feedline.loader.encoding.quality import Quality, merge
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
-from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
+from feedline.warehouse.cache.cache_folder import CacheFolder, open_folder
+from feedline.warehouse.cache.entry_file import CachedColumn, EntryGroup
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
 from feedline.warehouse.rebase.recorded_rows import recorded, recorder_of, remaining_rows, spans_of
 

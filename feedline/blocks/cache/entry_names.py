@@ -22,7 +22,7 @@ from feedline.expressions import BoundExpression
 from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.user_code import function_codes
 from feedline.transforms.registry.user_functions import load_function
-from feedline.warehouse.cache.cache_folder import EntryGroup
+from feedline.warehouse.cache.entry_file import EntryGroup
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.reading.seen_rows import Mark

@@ -75,6 +75,7 @@ def list_entries(folder: str) -> Iterator[StoredFileStat]:
 
 def touched_ns(used_s: float, touches: int) -> int:
     """The mtime that says when a file was used last, and how often."""
+    # at 1,000.5 s for the third time -> 1_000_000_000_003
     return int(used_s) * 10**9 + min(touches, _MAX_TOUCHES - 1)
 
 
@@ -110,6 +111,7 @@ def choose_victims(
             break
         victims.append(each)
         freed += each.file.nbytes
+    # over 10, room 40, files of 30 bytes: one goes in any case, and 20 are missing: the next goes if it is worth little
     missing = over + room - freed
     if missing <= 0:
         return victims

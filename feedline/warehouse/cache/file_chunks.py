@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, CacheRef, EntryGroup, open_folder
+from feedline.warehouse.cache.cache_folder import CacheFolder, CacheRef, open_folder
+from feedline.warehouse.cache.entry_file import CachedColumn, EntryGroup
 from feedline.warehouse.storage.ranges import Range, SparseFile
 
 _FORMAT = "column chunks 2"  # another number wherever the bytes of an entry change their meaning
@@ -54,7 +55,7 @@ class FileChunks:
         """
         folder = open_folder(self.cache)
         group = self._group(version, row_group)
-        missing = _take(folder, group, {_name(span): span for span in ranges}, file)
+        missing = _take(folder, group, {_name(*span): span for span in ranges}, file)
         if not missing:
             return
         with folder.flight(replace(group, digest=group.digest.translate(_OTHER_LETTERS))) as waited:
@@ -65,7 +66,8 @@ class FileChunks:
                 fetch(list(missing.values()))
                 fetched_s = time.perf_counter()  # what a hit saves, if not of CPU
                 if writes := folder.budget.allows():
-                    columns = {name: _column(file, span) for name, span in missing.items()}
+                    spans = {name: np.frombuffer(file.read_range(*span), np.uint8) for name, span in missing.items()}
+                    columns = {name: CachedColumn({_ARRAY: content}, {}) for name, content in spans.items()}
                     folder.put(group, columns, cpu_s=fetched_s - began_s)
                 written_s = time.perf_counter() - fetched_s if writes else 0.0
                 folder.budget.spend(made_s=fetched_s - began_s, written_s=written_s)
@@ -85,12 +87,8 @@ class FileChunks:
         )
 
 
-def _name(span: Range) -> str:
-    return hashlib.blake2b(f"{span[0]} {span[1]}".encode(), digest_size=16).hexdigest()
-
-
-def _column(file: SparseFile, span: Range) -> CachedColumn:
-    return CachedColumn(arrays={_ARRAY: np.frombuffer(file.read_range(*span), np.uint8)}, facts={})
+def _name(start: int, stop: int) -> str:
+    return hashlib.blake2b(f"{start} {stop}".encode(), digest_size=16).hexdigest()
 
 
 def _take(folder: CacheFolder, group: EntryGroup, wanted: Mapping[str, Range], file: SparseFile) -> dict[str, Range]:

@@ -24,7 +24,15 @@ from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_has
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.repeated_columns import DedupGroups
 from feedline.warehouse.optimize.survey import Key, flatten, fragment_of_group, null_paths, required_paths
-from feedline.warehouse.parquet.writer import PART_SUFFIX, Encoding, Limits, TableWriter, WrittenFile, upload
+from feedline.warehouse.parquet.writer import (
+    PART_SUFFIX,
+    Encoding,
+    Limits,
+    TableFormat,
+    TableWriter,
+    WrittenFile,
+    upload,
+)
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.snapshot.column_facts import contiguous
@@ -172,24 +180,23 @@ def conform_to_target(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table
 
 def _write_unit(target: Target, task: PartitionTask, unit: Unit) -> list[WrittenFile]:
     recipe = task.recipe
-    writer = TableWriter(
-        target.filesystem,
-        target.stage(task.slug),
-        f"part-{unit.number:04d}",
+    format = TableFormat(
         schema=recipe.target,
         encodings=recipe.encodings,
         limits=recipe.limits,
-        note={
-            "settings": recipe.settings,
-            "sources": task.sources,
-            "decoder": recipe.decoder,
-            "unit": unit.number,
-            "units": unit.units,
-        },
-        suffix=f".{secrets.token_hex(4)}{PART_SUFFIX}",  # an attempt's own
         groups=dict(recipe.dedup),
         keys=recipe.cluster_by,
     )
+    note = {
+        "settings": recipe.settings,
+        "sources": task.sources,
+        "decoder": recipe.decoder,
+        "unit": unit.number,
+        "units": unit.units,
+    }
+    suffix = f".{secrets.token_hex(4)}{PART_SUFFIX}"  # an attempt's own
+    stage, stem = target.stage(task.slug), f"part-{unit.number:04d}"
+    writer = TableWriter(target.filesystem, stage, stem, format, note=note, suffix=suffix)
     try:
         if recipe.cluster_by:
             _write_clustered(target, recipe, unit, writer)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -42,16 +41,9 @@ Hashes = npt.NDArray[np.uint64]
 Words = npt.NDArray[np.uint32]
 
 
-@dataclass(frozen=True, slots=True)
-class BloomHeader:
-    """The bitset's offset from the header's first byte, and its size."""
-
-    start: int
-    bitset_bytes: int
-
-
-def header_of(data: bytes) -> BloomHeader | None:
-    """Parse a filter's header; None for anything but uncompressed split blocks of xxHash."""
+def header_of(data: bytes) -> tuple[int, int] | None:
+    """Where a filter's bitset starts and stops, behind its header's first byte; None for anything but uncompressed
+    split blocks of xxHash."""
     try:
         position, field = 0, 0
         fields: dict[int, int] = {}
@@ -71,11 +63,12 @@ def header_of(data: bytes) -> BloomHeader | None:
     size = fields.get(1, 0)
     if len(fields) != 4 or not 0 < size <= _LARGEST_BYTES or size % _BLOCK_BYTES:
         return None
-    return BloomHeader(position + 1, size)
+    return position + 1, position + 1 + size
 
 
 def may_hold_any(bitset: Words, hashes: Hashes) -> bool:
     """Whether any of the hashed values may be in the filter. `bitset`: its words, eight to a block."""
+    # a hash whose upper half is 2**31 picks block 2 of 4; the highest 5 bits of a product pick one of the 32 of a word
     blocks = bitset.reshape(-1, 8)
     picks = ((hashes >> np.uint64(32)) * np.uint64(len(blocks))) >> np.uint64(32)
     low = (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
@@ -189,20 +182,16 @@ class RowGroupFilters:
         if available < (length or 1):
             return None, 0
         content = self._read_at(length or min(_HEADER_BYTES, available), offset)
-        header = header_of(content)
-        if header is None or header.bitset_bytes > worth:
-            return None, len(content)
-        if length is not None and header.start + header.bitset_bytes != length:
-            return None, len(content)
         read = len(content)
-        if header.start + header.bitset_bytes > available:
+        start, stop = header_of(content) or (0, 0)
+        if not 0 < stop - start <= worth or stop > available or length not in (None, stop):
             return None, read
-        if (rest := header.start + header.bitset_bytes - read) > 0:  # older writers do not state the length
-            content += self._read_at(rest, offset + read)
+        if stop > read:  # older writers do not state the length
+            content += self._read_at(stop - read, offset + read)
             read = len(content)
-        bitset = content[header.start : header.start + header.bitset_bytes]
+        bitset = content[start:stop]
         words = np.frombuffer(bitset[: len(bitset) // _BLOCK_BYTES * _BLOCK_BYTES], "<u4")
-        return (words if len(bitset) == header.bitset_bytes and words.any() else None), read
+        return (words if len(bitset) == stop - start and words.any() else None), read
 
 
 def _differs(key: object, leaf: Comparison | Membership) -> bool:

@@ -59,80 +59,55 @@ class ChunkError(ValueError):
 class ChunkDecoder:
     """A column chunk that is decoded here, with others (`open_chunks`, `read_chunks`)."""
 
-    def __init__(
-        self,
-        kind: ColumnKind,
-        rows: int,
-        values: int,
-        table: PageTable,
-        content: pa.Buffer,
-        compression: str,
-        *,
-        codes: pa.DataType | None,
-        prefix: int,
-        most_bytes: int,
-        starts: Starts | None,
-    ) -> None:
+    def __init__(self, request: Request, table: PageTable, codes: pa.DataType | None, prefix: int) -> None:
+        kind, chunk = request.kind, request.chunk
         self._kind = kind
-        self._rows_left = rows
-        self._values = values
+        self._rows_left = request.rows
+        self._values, self._most_bytes = chunk.num_values, chunk.total_uncompressed_size
         self._entries = table.entries
-        self._most_bytes = most_bytes
         self._codes = codes
         size = 0 if codes is None else codes.bit_width // 8
         self.cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size, prefix=prefix)
         self.compact = False
-        if starts is not None and kind.is_nullable:
-            self.cursor.set_flags(starts)
+        if request.starts is not None and kind.is_nullable:
+            self.cursor.set_flags(request.starts)
             self.compact = True
         self._type = kind.type  # of lists: of what is delivered
         self._dictionary: pa.Array | None = None
         # Of lists, only their levels say whether there are more rows.
-        self._has_more = kind.lists == 0 and values > rows
-        self.finds_pages = compression in native.CODECS
+        self._has_more = kind.lists == 0 and self._values > request.rows
+        self.finds_pages = chunk.compression in native.CODECS
         if self.finds_pages:
-            self.cursor.set_source(content, table.pages, native.CODECS[compression])
+            self.cursor.set_source(request.content, table.pages, native.CODECS[chunk.compression])
             return
         self._pages = deque(native.pages_of(table.pages))
-        self._content = content
-        self._decompress = _DECOMPRESSORS[compression]
+        self._content = request.content
+        self._decompress = _DECOMPRESSORS[chunk.compression]
         self._entry_bytes: Any = None
 
     @classmethod
     def prepare(cls, request: Request) -> ChunkDecoder | None:
         """The chunk to be opened; None for pyarrow."""
-        kind, chunk, rows, content, codes, prefix, starts, bugs = request
-        compression, values = chunk.compression, chunk.num_values
-        if compression not in DECOMPRESSORS:
+        kind, values, prefix = request.kind, request.chunk.num_values, request.prefix
+        if request.chunk.compression not in DECOMPRESSORS:
             return None
         try:
-            table = native.page_table(content, values)
+            table = native.page_table(request.content, values)
         except ValueError:
             return None
         if (
             table.encodings & ~_KNOWN_BITS
             or (kind.max_def and table.def_encodings & ~_LEVEL_BITS)
             or (kind.lists and table.rep_encodings & ~_LEVEL_BITS)
-            or any(table.kinds & bug.page_kinds for bug in bugs)
+            or any(table.kinds & bug.page_kinds for bug in request.bugs)
         ):
             return None
-        entries, coded = table.entries, not table.encodings & ~_CODED_BITS
-        codes = codes and coded and 0 < entries < _WORTH_CODES * values
-        code = code_type(entries) if codes else None
+        coded = not table.encodings & ~_CODED_BITS and 0 < table.entries < _WORTH_CODES * values
+        codes = code_type(table.entries) if request.codes and coded else None
         # Strings are checked to be UTF-8 in all rows, so they are all delivered.
-        worth = values > _WORTH_CUTTING * prefix * rows and kind.lists > 0 and (kind.size > 0 or codes)
-        return cls(
-            kind,
-            rows,
-            values,
-            table,
-            content,
-            compression,
-            codes=code,
-            prefix=prefix if worth else 0,
-            most_bytes=chunk.total_uncompressed_size,
-            starts=starts,
-        )
+        is_deliverable = kind.lists > 0 and (kind.size > 0 or codes is not None)
+        worth = is_deliverable and values > _WORTH_CUTTING * prefix * request.rows
+        return cls(request, table, codes, prefix if worth else 0)
 
     def finish(self) -> bool:
         """Take the dictionary that was found. Returns whether the kernel decodes the chunk.
@@ -141,10 +116,7 @@ class ChunkDecoder:
         """
         kind, strings = self._kind, None
         if self._entries and not kind.size:
-            try:
-                strings = self.cursor.dictionary_strings()
-            except ValueError as error:
-                raise ChunkError(str(error)) from None
+            strings = _checked(self.cursor.dictionary_strings)
         if self._codes is not None:
             self._dictionary = self._dictionary_array(strings)
             if kind.lists:
@@ -172,10 +144,7 @@ class ChunkDecoder:
 
         complete: there were so many, or the next list has begun.
         """
-        try:
-            decoded = self.cursor.take()
-        except ValueError as error:
-            raise ChunkError(str(error)) from None
+        decoded = _checked(self.cursor.take)
         if (got := decoded.rows + decoded.passed) != rows:
             raise ChunkError(f"its pages hold fewer rows than its footer says: got {got}, expected {rows}")
         self._rows_left -= rows
@@ -330,6 +299,7 @@ def _values(kind: ColumnKind, count: int, values: Any, strings: Any, valid: pa.B
 
 def _decimals(content: Any, count: int, size: int) -> pa.Buffer:
     """Big-endian integers of `size` bytes as little-endian ones of 16."""
+    # -200 in 2 bytes: ff 38 -> 38 ff, and 14 times ff
     stored = np.frombuffer(content, np.uint8, count * size).reshape(count, size)[:, ::-1]
     wide = np.empty((count, 16), np.uint8)
     wide[:, :size] = stored
@@ -345,8 +315,6 @@ def _widen(offsets: Any, count: int) -> pa.Buffer:
 def _checked(call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return call(*arguments)
-    except ChunkError:
-        raise
     except ValueError as error:
         raise ChunkError(str(error)) from None
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,13 +31,12 @@ from feedline.warehouse.parquet.footer import chunk_ranges
 from feedline.warehouse.parquet.schemas import relabel, storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
+from feedline.warehouse.storage.file_identity import Stamp, refuse_changed
 from feedline.warehouse.storage.ranges import Range, adjacent
 
 DECODER_VARIABLE = "FEEDLINE_DECODER"
 # The bytes of a file from `start` to `stop`.
 ReadRange: TypeAlias = Callable[[int, int], pa.Buffer]
-NOT_CODED: Mapping[Any, int] = MappingProxyType({})
-ALL_ROWS: Mapping[int, Starts] = MappingProxyType({})
 
 
 def kernel_refusal(decoder: str = "auto") -> str:
@@ -71,8 +69,8 @@ class DecodeRequest:
     leaves: Sequence[int]
     chunk_rows: int
     whole: Sequence[int] = ()
-    coded: Mapping[int, int] = field(default_factory=lambda: NOT_CODED)
-    starts: Mapping[int, Starts] = field(default_factory=lambda: ALL_ROWS)
+    coded: Mapping[int, int] = field(default_factory=dict)
+    starts: Mapping[int, Starts] = field(default_factory=dict)
     first_rows: int = 0
 
     @property
@@ -85,10 +83,33 @@ def chunk_sizes(rows: int, most: int, first: int = 0) -> Iterator[int]:
 
     first: rows of the first chunk (0: most).
     """
+    # 1,000 rows, at most 400, first 100 -> 100, 200, 400, 300
     size = min(first, most) or most
     while rows > 0:
         yield min(size, rows)
         rows, size = rows - size, min(2 * size, most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileVersion:
+    """A file as the snapshot describes it; `uri` as messages name it. `stored_names`: of the table's columns in it, if
+    they are not the table's. `decoder`: `auto`, or `arrow` for pyarrow alone."""
+
+    uri: str
+    stamp: Stamp
+    footer_digest: bytes
+    footer_bytes: int
+    stored_names: StoredNames | None = None
+    decoder: str = "auto"
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stamp.size_bytes
+
+    def refuse_other(self, now: Stamp) -> None:
+        """Raise TableChangedError if a store describes another file."""
+        remedy = "Take a new snapshot, or go on with feedline rebase"
+        refuse_changed(self.uri, self.stamp, now, "after the snapshot was taken", remedy)
 
 
 class FileDecoder:
@@ -103,20 +124,14 @@ class FileDecoder:
         schema: pa.Schema,
         stored: dict[str, range],
         metadata: pq.FileMetaData,
-        names: StoredNames | None,
-        uri: str,
-        file_bytes: int,
+        version: FileVersion,
         *,
-        decoder: str = "auto",
         as_stored: bool = True,
         like: FileDecoder | None = None,
     ) -> None:
         self._schema = schema
         self._metadata = metadata
-        self._names = names
-        self._uri = uri
-        self._file_bytes = file_bytes
-        self._decoder = decoder
+        self._version = version
         self._as_stored = as_stored
         self._alone = {leaves.start: name for name, leaves in stored.items() if len(leaves) == 1}
         self._kinds: dict[int, ColumnKind | str] = {} if like is None else like._kinds
@@ -127,7 +142,7 @@ class FileDecoder:
 
     def kind(self, leaf: int) -> ColumnKind | str:
         """How the kernel decodes a Parquet column; or why it does not."""
-        return kernel_refusal(self._decoder) or self._kind(leaf)
+        return kernel_refusal(self._version.decoder) or self._kind(leaf)
 
     def _kind(self, leaf: int) -> ColumnKind | str:
         if leaf not in self._kinds:
@@ -144,12 +159,11 @@ class FileDecoder:
 
     def batches(self, parquet: pq.ParquetFile, request: DecodeRequest, read: ReadRange) -> Iterator[DecodedRows]:
         """Decode columns of a row group. Raises CorruptFileError."""
-        row_group, leaves = request.row_group, request.leaves
+        row_group = request.row_group
         if request.whole:
-            yield self._whole(parquet, row_group, request.whole, read)
-        opened = self._open(row_group, leaves, read, request.coded, request.starts)
-        own = {self._alone[leaf]: chunk for leaf, chunk in opened.items()}
-        others = [leaf for leaf in leaves if leaf not in opened]
+            yield self._whole(parquet, request, read)
+        own = self._open(request, read)
+        others = [leaf for leaf in request.leaves if self._alone.get(leaf) not in own]
         if others or not own:
             batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
                 request.chunk_rows, row_groups=[row_group], column_indices=others, use_threads=False
@@ -161,45 +175,46 @@ class FileDecoder:
         for size in chunk_sizes(rows, request.chunk_rows, request.first_rows):
             yield self._join(None, own, size, row_group)
 
-    def _whole(self, parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], read: ReadRange) -> DecodedRows:
-        opened = self._open(row_group, leaves, read, NOT_CODED, ALL_ROWS)
-        if len(opened) == len(leaves):
-            rows = self._metadata.row_group(row_group).num_rows
-            return self._join(None, {self._alone[leaf]: chunk for leaf, chunk in opened.items()}, rows, row_group)
+    def _whole(self, parquet: pq.ParquetFile, request: DecodeRequest, read: ReadRange) -> DecodedRows:
+        row_group, leaves = request.row_group, request.whole
+        own = self._open(replace(request, leaves=leaves, coded={}, starts={}), read)
+        if len(own) == len(leaves):
+            return self._join(None, own, self._metadata.row_group(row_group).num_rows, row_group)
         table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
-        arrays = [pa.concat_arrays(each.chunks) for each in table.columns]
+        arrays = [pa.concat_arrays(column.chunks) for column in table.columns]
         batch = self._rename(pa.RecordBatch.from_arrays(arrays, schema=table.schema))
         return DecodedRows(batch.num_rows, batch, {})
 
-    def _open(
-        self,
-        row_group: int,
-        leaves: Sequence[int],
-        read: ReadRange,
-        coded: Mapping[int, int],
-        starts: Mapping[int, Starts],
-    ) -> dict[int, ChunkDecoder]:
-        """The chunks for the kernel, by their Parquet columns."""
-        if kernel_refusal(self._decoder):
+    def _open(self, request: DecodeRequest, read: ReadRange) -> dict[str, ChunkDecoder]:
+        """The chunks for the kernel, by their columns."""
+        if kernel_refusal(self._version.decoder):
             return {}
-        kinds = {leaf: kind for leaf in leaves if not isinstance(kind := self._kind(leaf), str)}
-        group = self._metadata.row_group(row_group)
-        rows, ranges = group.num_rows, chunk_ranges(self._metadata, row_group, list(kinds), self._file_bytes)
+        kinds = {leaf: kind for leaf in request.leaves if not isinstance(kind := self._kind(leaf), str)}
+        group, file_bytes = self._metadata.row_group(request.row_group), self._version.size_bytes
+        ranges = chunk_ranges(self._metadata, request.row_group, list(kinds), file_bytes)
         contents: dict[Range, pa.Buffer] = {}
-        for (first, end), inner in adjacent([each for each in ranges if 0 <= each[0] <= each[1] <= self._file_bytes]):
+        for (first, end), inner in adjacent([each for each in ranges if 0 <= each[0] <= each[1] <= file_bytes]):
             span = read(first, end)
             contents |= {(start, stop): span[start - first : stop - first] for start, stop in inner}
-        requests: dict[int, Request] = {}
-        bugs = writer_bugs(self._metadata.created_by)
+        requests: dict[str, Request] = {}
+        bugs, coded = writer_bugs(self._metadata.created_by), request.coded
         for (leaf, kind), place in zip(kinds.items(), ranges, strict=True):
             chunk, content = group.column(leaf), contents.get(place)
             size = chunk.total_compressed_size
             if content is not None and len(content) >= size:
-                own = content[:size]  # a damaged page must not go on in the bytes of another column
-                codes, prefix = leaf in coded, coded.get(leaf, 0)
-                requests[leaf] = Request(kind, chunk, rows, own, codes, prefix, starts.get(leaf), bugs)
+                # a damaged page must not go on in the bytes of another column
+                requests[self._alone[leaf]] = Request(
+                    kind,
+                    chunk,
+                    group.num_rows,
+                    content[:size],
+                    codes=leaf in coded,
+                    prefix=coded.get(leaf, 0),
+                    starts=request.starts.get(leaf),
+                    bugs=bugs,
+                )
         opened = zip(requests, open_chunks(list(requests.values())), strict=True)
-        return {leaf: chunk for leaf, chunk in opened if chunk is not None}
+        return {name: chunk for name, chunk in opened if chunk is not None}
 
     def _join(
         self, batch: pa.RecordBatch | None, own: dict[str, ChunkDecoder], rows: int, row_group: int
@@ -210,9 +225,9 @@ class FileDecoder:
         compact: dict[str, pa.Array] = {}
         for name, found in zip(own, take_rows(list(own.values()), rows), strict=True):
             if isinstance(found, ChunkError):
+                place = label(self._version.uri, row_group)
                 raise CorruptFileError(
-                    f"column {name!r} of {label(self._uri, row_group)} is not valid Parquet: {found}. Restore or "
-                    "rewrite the file"
+                    f"column {name!r} of {place} is not valid Parquet: {found}. Restore or rewrite the file"
                 ) from found
             (compact if own[name].compact else arrays)[name] = found
         return DecodedRows(rows, pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays)), compact)
@@ -220,4 +235,5 @@ class FileDecoder:
     def _rename(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self._as_stored:
             batch = relabel(batch, storage_schema(batch.schema))
-        return batch if self._names is None else self._names.rename(batch, self._uri)
+        names = self._version.stored_names
+        return batch if names is None else names.rename(batch, self._version.uri)

@@ -207,6 +207,7 @@ def logical_nulls(runs: RowGroupRuns, stored: int) -> int:
     A row that repeats the row above is stored as null. What is stored beyond that stands at starts of runs: of all
     runs, of none, or of some, whose lengths are unknown.
     """
+    # 10 rows in 3 runs: 7 stored nulls -> 0, 8 -> -2 (the rows of a run, at least one), 10 -> 10
     if stored == runs.rows:
         return stored
     starts = stored - (runs.rows - runs.runs)

@@ -242,7 +242,10 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: Stored
     schema, metadata = storage_schema(parquet.schema_arrow), parquet.metadata
     stored = [PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
     leaf_ranges = column_leaves(schema, len(stored), name)
-    structure = _structure(tail, name)
+    try:
+        structure = structure_of(tail[:-_TRAILER_BYTES])
+    except MalformedError as error:
+        raise CorruptFileError(f"{name} has a corrupt footer: {error}. Restore or delete it") from None
     if structure.encrypted:
         raise encrypted_error(name)
     types = {tuple(chunk.type for chunk in chunks) for chunks in structure.chunks}
@@ -326,15 +329,8 @@ def _lost_flags(schema: pa.Schema, columns: Sequence[ColumnFacts]) -> str | None
 def _bare(schema: pa.Schema) -> pa.Schema:
     """The schema without metadata (pandas' alone can be larger than the rest), except field ids."""
     ids = [(field.metadata or {}).get(FIELD_ID) for field in schema]
-    metadata = [None if id is None else {FIELD_ID: id} for id in ids]
-    return pa.schema([field.with_metadata(each) for field, each in zip(schema, metadata, strict=True)])
-
-
-def _structure(tail: bytes, name: str) -> Structure:
-    try:
-        return structure_of(tail[:-_TRAILER_BYTES])
-    except MalformedError as error:
-        raise CorruptFileError(f"{name} has a corrupt footer: {error}. Restore or delete it") from None
+    kept = [None if id is None else {FIELD_ID: id} for id in ids]
+    return pa.schema([field.with_metadata(metadata) for field, metadata in zip(schema, kept, strict=True)])
 
 
 def _column(

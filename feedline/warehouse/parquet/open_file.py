@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
 from typing import TypeAlias, TypeVar
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 
 from feedline.errors import TableChangedError
 from feedline.warehouse.cache.file_chunks import FileChunks
-from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest, FileDecoder
+from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest, FileDecoder, FileVersion
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.footer import (
     KEPT_FOOTERS,
@@ -39,35 +38,13 @@ from feedline.warehouse.parquet.schemas import storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
 from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
-from feedline.warehouse.storage.file_identity import Stamp, refuse_changed, stamp_in, stamp_of
+from feedline.warehouse.storage.file_identity import Stamp, stamp_in, stamp_of
 from feedline.warehouse.storage.ranges import Range, SparseFile, coalesce, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 T = TypeVar("T")
 
 _KEPT_TAGS = 4096  # files whose footer the process has checked: about 100 bytes each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileVersion:
-    """A file as the snapshot describes it; `uri` as messages name it. `stored_names`: of the table's columns in it, if
-    they are not the table's. `decoder`: `auto`, or `arrow` for pyarrow alone."""
-
-    uri: str
-    stamp: Stamp
-    footer_digest: bytes
-    footer_bytes: int
-    stored_names: StoredNames | None = None
-    decoder: str = "auto"
-
-    @property
-    def size_bytes(self) -> int:
-        return self.stamp.size_bytes
-
-    def refuse_other(self, now: Stamp) -> None:
-        """Raise TableChangedError if a store describes another file."""
-        remedy = "Take a new snapshot, or go on with feedline rebase"
-        refuse_changed(self.uri, self.stamp, now, "after the snapshot was taken", remedy)
 
 
 class Restartable(Iterator[T]):
@@ -363,15 +340,7 @@ def _layout(version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
     else:
         stored = like[1]
     decoder = FileDecoder(
-        schema,
-        stored,
-        metadata,
-        version.stored_names,
-        version.uri,
-        version.size_bytes,
-        decoder=version.decoder,
-        as_stored=as_stored,
-        like=None if like is None else like[3],
+        schema, stored, metadata, version, as_stored=as_stored, like=None if like is None else like[3]
     )
     return _layouts.put(key, (schema, stored, dedup, decoder))
 

@@ -195,6 +195,7 @@ def _equal_lists(array: pa.Array, rows: Rows, others: Rows) -> Bools:
     equal: Bools = lengths[rows] == lengths[others]
     if pat.is_null(kind):
         return equal
+    # offsets [0, 2, 4, 5]: lists 0 and 1 are as long, so values 2 and 3 are compared with 0 and 1; list 2 differs
     pairs = np.flatnonzero(equal & (lengths[rows] > 0))
     counts = lengths[rows][pairs]
     starts = np.cumsum(counts) - counts

@@ -29,11 +29,6 @@ class StoredField(NamedTuple):
     fields: tuple[StoredField, ...] = ()
 
 
-class _ParsedNames(NamedTuple):
-    fields: tuple[StoredField, ...]
-    by_id: bool
-
-
 @dataclass(frozen=True, slots=True)
 class StoredNames:
     """The names, or field ids, of a table's columns in its files. `text`: all of them, as JSON."""
@@ -83,13 +78,13 @@ def _digest(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _parse(text: str) -> _ParsedNames:
+def _parse(text: str) -> tuple[tuple[StoredField, ...], bool]:
     def field(parts: list[Any]) -> StoredField:
         name, stored, id, fields = parts
         return StoredField(name, stored, id, tuple(map(field, fields)))
 
     by_id, fields = json.loads(text)
-    return _ParsedNames(tuple(map(field, fields)), by_id)
+    return tuple(map(field, fields)), by_id
 
 
 def _renamed(stored: Sequence[pa.Field], fields: Sequence[StoredField], by_id: bool) -> Iterator[pa.Field]:

@@ -232,6 +232,7 @@ def _list(data: bytes, position: int) -> tuple[int, int, int]:
 
 def integer(data: bytes, position: int) -> tuple[int, int]:
     """An integer of the compact protocol, and the position after it."""
+    # 01 -> -1, 02 -> 1, 80 01 -> 64: signed by its lowest bit
     value, position = _varint(data, position)
     return (value >> 1) ^ -(value & 1), position
 

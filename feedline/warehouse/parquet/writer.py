@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -93,31 +93,36 @@ def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
     }
 
 
-class TableWriter:
-    """Writes the rows of one unit into files of a folder. `close` finishes them, `abandon` removes them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFormat:
+    """How the rows of a table are stored. schema: that of the rows. groups: the columns to store once per run; a run
+    ends where one of `keys` changes."""
 
-    `schema`: that of the rows. `groups`: the columns to store once per run; a run ends where one of `keys` changes.
-    """
+    schema: pa.Schema
+    encodings: Sequence[Encoding]
+    limits: Limits
+    groups: Groups = field(default_factory=dict)
+    keys: Sequence[str] = ()
+
+
+class TableWriter:
+    """Writes the rows of one unit into files of a folder. `close` finishes them, `abandon` removes them."""
 
     def __init__(
         self,
         filesystem: pafs.FileSystem,
         folder: str,
         stem: str,
+        format: TableFormat,
         *,
-        schema: pa.Schema,
-        encodings: Sequence[Encoding],
-        limits: Limits,
         note: Mapping[str, object],
         suffix: str,
-        groups: Groups | None = None,
-        keys: Sequence[str] = (),
     ) -> None:
         self._filesystem = filesystem
         self._folder, self._stem, self._suffix = folder, stem, suffix
-        self._dedup, self._keys = groups or {}, keys
-        self._schema, self._options = stored_schema(schema, self._dedup), writer_options(encodings)
-        self._limits, self._note = limits, dict(note)
+        self._dedup, self._keys, self._limits = format.groups, format.keys, format.limits
+        self._schema, self._options = stored_schema(format.schema, format.groups), writer_options(format.encodings)
+        self._note = dict(note)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._group_rows = 0
         self._sink: Any = None  # a file, or a buffer for an upload

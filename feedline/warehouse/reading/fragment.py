@@ -22,7 +22,8 @@ from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.cache.file_chunks import FileChunks
-from feedline.warehouse.parquet.open_file import FileVersion, OpenFile, open_unchanged
+from feedline.warehouse.parquet.decode import FileVersion
+from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
@@ -257,6 +258,7 @@ def nearest_hint(name: str, names: Sequence[str]) -> str:
 
 def pack_mask(mask: Bools) -> bytes:
     """Pack bool [rows] into bits."""
+    # [True, False, False, True] -> 0b1001
     return np.packbits(mask, bitorder="little").tobytes()
 
 

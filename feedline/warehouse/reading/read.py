@@ -22,7 +22,7 @@ from feedline.errors import CorruptFileError, DataError, StoreError, TableChange
 from feedline.expressions import BoundExpression
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
-from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest
+from feedline.warehouse.parquet.decode import DecodeRequest
 from feedline.warehouse.parquet.open_file import OpenFile, Restartable
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, is_coded, is_same, part_bytes, split_codes
@@ -91,7 +91,7 @@ class ReadRequest:
     sample: BoundSample | None = None
     marks: Sequence[Mark] = ()
     compact: Collection[str] = ()
-    coded: Mapping[str, int] = field(default_factory=lambda: NOT_CODED)
+    coded: Mapping[str, int] = field(default_factory=dict)
     expanded: Collection[str] = ()
     chunk_rows: int = CHUNK_ROWS
     first_rows: int = 0

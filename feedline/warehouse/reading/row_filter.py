@@ -97,6 +97,7 @@ class EntryTruths:
             if not native.COMPILED:  # pyarrow delivers codes, too: of dictionary arrays that were written as such
                 found[term] = truths[numbers.cast(pa.int64()).fill_null(len(dictionary)).to_numpy()]
                 continue
+            # entries [3, 5], `x > 4` -> truths [False, True, False (null)]; codes [1, null, 0] -> [True, False, False]
             (valid, places), size = numbers.buffers(), numbers.type.bit_width // 8
             found[term] = native.look_up(places, size, valid, numbers.offset, len(numbers), truths)
         if by_rows:

@@ -168,6 +168,7 @@ def sample_weights(sample: Sample, sampled: Bools | None, rows: int) -> npt.NDAr
 def _kept(sample: Sample, hashes: Words) -> Bools:
     if sample.fraction == 1:
         return np.ones(len(hashes), np.bool_)
+    # fraction 0.25 -> hashes below 2**62
     border = np.uint64(int(Fraction(sample.fraction) * 2**64))
     return hashes >= border if sample.rest else hashes < border
 

@@ -34,6 +34,7 @@ _MOST_VALUES = 2**31 - 1
 
 def group_part(group: UniqueRows[pl.DataFrame], start: int, stop: int) -> UniqueRows[pl.DataFrame]:
     """The rows [start, stop)."""
+    # inverse [0, 0, 1, 2, 2], rows [2, 5) -> unique rows [1, 3), inverse [0, 1, 1]
     first, last = unique_range(group.inverse, start, stop)
     inverse = group.inverse[start:stop]
     return UniqueRows(group.rows.slice(first, last - first), inverse - np.int32(first) if first else inverse)
@@ -41,6 +42,7 @@ def group_part(group: UniqueRows[pl.DataFrame], start: int, stop: int) -> Unique
 
 def filter_group(group: UniqueRows[pl.DataFrame], stays: Bools) -> UniqueRows[pl.DataFrame]:
     """The rows where `stays` is true; unique rows that none of them uses go."""
+    # inverse [0, 0, 1, 2], of which the first and last row stay -> unique rows 0 and 2, inverse [0, 1]
     kept = group.inverse[stays]
     used = np.zeros(group.rows.height, np.bool_)
     used[kept] = True
@@ -70,6 +72,7 @@ class RunReader:
 
     def take(self, decoded: DecodedRows) -> dict[str, UniqueRows[pa.RecordBatch]]:
         """The unique rows of each group in the next chunk. Raises TableError for values in rows that repeat others."""
+        # flags [1, 0, 0, 1 | 0, 1] in two chunks -> unique rows a, b, then b again and c; inverse [0, 0, 0, 1], [0, 1]
         first, self._row = self._row, self._row + decoded.rows
         found = {}
         for group, (columns, flags) in self._groups.items():

@@ -72,8 +72,9 @@ class Claim:
         """Raise TableError where another run has the folder."""
         holder = self.holder()
         if holder != self.run:
+            found = f"that of {holder}" if holder else "none"
             raise TableError(
-                f"{self.name} is no longer this run's: got {_shown(holder)}, expected the claim of {self.run}. Another "
+                f"{self.name} is no longer this run's: got {found}, expected the claim of {self.run}. Another "
                 "run began there, or its files were deleted. Let one run at a time write there"
             )
 
@@ -139,7 +140,3 @@ def _in_threads(function: Callable[[T], None], tasks: Iterable[T]) -> None:
     with interruptible(_THREADS, "feedline-claim") as pool:
         for _ in pool.map(function, tasks):
             pass
-
-
-def _shown(holder: str) -> str:
-    return f"that of {holder}" if holder else "none"

@@ -244,6 +244,7 @@ def is_settled(mtime_ns: Int64s, seen_ns: int) -> Bools:
 def unsettled_ns(mtime_ns: Int64s, now_ns: int) -> int:
     """How long to wait until a file that is written then has another time than any of these; 0 if it has already. A
     time with a fraction of a second is of a file system that keeps them."""
+    # changed at 99 s, now 100 s -> 1 s; at 99.5 s, of a file system with fractions -> 0
     grain = np.where(mtime_ns % _SECOND_NS == 0, CLOCK_GRAIN_NS, _TICK_NS)
     left = np.minimum(mtime_ns + grain - now_ns, grain)  # times of a clock that is ahead are not waited for
     return max(0, int(left.max(initial=0)))

@@ -129,7 +129,7 @@ def locate(uri: str) -> Location:
     package to install where fsspec names one.
     """
     try:
-        filesystem, path = _with_limits(uri) if _is_arrow(uri) else _by_fsspec(uri)
+        filesystem, path = _with_limits(uri) if not is_uri(uri) or _scheme(uri) in _ARROW_SCHEMES else _by_fsspec(uri)
     except FeedlineError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -138,13 +138,13 @@ def locate(uri: str) -> Location:
     return Location(uri, filesystem, path.rstrip("/") if is_uri(uri) else path)
 
 
-def _is_arrow(uri: str) -> bool:
-    return not is_uri(uri) or uri.partition("://")[0].lower() in _ARROW_SCHEMES
+def _scheme(uri: str) -> str:
+    return uri.partition("://")[0].lower()
 
 
 def _with_limits(uri: str) -> tuple[pafs.FileSystem, str]:
     """pyarrow's filesystem of a URI, with our limits of time and attempts where it supports them."""
-    scheme = uri.partition("://")[0].lower()
+    scheme = _scheme(uri)
     if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in uri:
         uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={_GCS_RETRY_S}"
     # parses the options, and requests the bucket's region from S3 where neither URI nor environment has it
@@ -252,6 +252,7 @@ def uri_on(location: Location, path: str) -> str:
     """The URI of another path on a location's store."""
     if not is_uri(location.uri):
         return path
+    # s3://b/t/x?region=r at b/t/x, path b/t/y -> s3://b/t/y?region=r
     own, other = ([part for part in each.split("/") if part] for each in (location.path, path))
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False))))
     address, options = split_options(ancestor(location.uri, len(own) - shared))

@@ -42,6 +42,7 @@ _pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-fetch")
 
 def coalesce(ranges: Sequence[Range]) -> list[Range]:
     """The ranges to request, in order, so that every given one lies in one of them or in several adjacent ones."""
+    # (0, 10), (10, 20), (50, 60) -> (0, 60): the hole of 30 bytes costs less than a request
     runs: list[Range] = []
     for start, stop in sorted(each for each in ranges if each[0] < each[1]):
         if runs and start <= runs[-1][1]:
@@ -74,6 +75,7 @@ def _cut(span: Range) -> list[Range]:
 
 def adjacent(ranges: Sequence[Range]) -> Iterator[tuple[Range, list[Range]]]:
     """Spans without holes, of `_SPAN_BYTES` and one range at most, each with the ranges in it, in order."""
+    # (0, 9), (9, 20), (25, 30) -> (0, 20) with the first two, (25, 30)
     start, stop = 0, -1
     inner: list[Range] = []
     for each in sorted(ranges):

@@ -70,7 +70,9 @@ class Budget:
     def take(self, kind: Outlook) -> float:
         """Take the tokens of a retry; returns the seconds until they are available."""
         with self._lock:
-            self._refill()
+            now_s = self._clock()
+            self._level = min(self.CAPACITY, self._level + (now_s - self._updated_s) * self.PER_SECOND)
+            self._updated_s = now_s
             self._level -= self.COST[kind]
             return max(0.0, -self._level / self.PER_SECOND)
 
@@ -78,11 +80,6 @@ class Budget:
         """Return the tokens of a retry that will not be made."""
         with self._lock:
             self._level = min(self.CAPACITY, self._level + self.COST[kind])
-
-    def _refill(self) -> None:
-        now_s = self._clock()
-        self._level = min(self.CAPACITY, self._level + (now_s - self._updated_s) * self.PER_SECOND)
-        self._updated_s = now_s
 
 
 budget = Budget()

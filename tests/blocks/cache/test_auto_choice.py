@@ -118,7 +118,7 @@ def test_uses_that_the_folder_has_seen_are_expected_again(tmp_path: Path) -> Non
     folder = filled(tmp_path / "cache", size=10**12)
     for path in files_of(tmp_path / "cache"):
         os.utime(path, ns=(0, touched_ns(1.7e9, 5)))
-    folder.usage()
+    folder.space.rescan()
     assert choose(folder, {"feature": (15, 1_000)}, epochs=1).filling.budget.share is None
 
 

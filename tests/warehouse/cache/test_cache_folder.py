@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_created_serves_nothing(
     assert cache.find(GROUP, list(TRUTH)) == {}
     with cache.flight(GROUP) as waited:
         assert not waited
-    assert cache.usage() == 0
+    assert cache.space.rescan() == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -368,7 +368,7 @@ def test_the_bound_is_kept_while_a_thread_reads(tmp_path: Path):
     try:
         for number in range(60):  # each is worth more than twice the one before
             assert cache.put(group_of(number), columns_of(group_of(number)), cpu_s=3.0**number)
-            assert cache.usage() <= 200_000
+            assert cache.space.rescan() <= 200_000
     finally:
         done.set()
         reader.join(30)
@@ -411,9 +411,9 @@ def test_threads_put_and_find_at_once(cache: CacheFolder):
     for thread in threads:
         thread.join(60)
     assert not wrong
-    assert cache.usage() == sum(-(-path.stat().st_size // 4096) * 4096 for path in files_of(cache.ref.folder))
+    assert cache.space.rescan() == sum(-(-path.stat().st_size // 4096) * 4096 for path in files_of(cache.ref.folder))
 
 
 def test_without_a_size_the_bound_is_a_tenth_of_the_file_system(tmp_path: Path):
     disk = os.statvfs(tmp_path)
-    assert CacheFolder(ref_of(tmp_path / "cache", None)).bound() == disk.f_blocks * disk.f_frsize // 10
+    assert CacheFolder(ref_of(tmp_path / "cache", None)).space.bound == disk.f_blocks * disk.f_frsize // 10

@@ -102,7 +102,7 @@ def test_a_full_cache_delivers_nevertheless(chunks: FileChunks) -> None:
         for row_group in range(8):
             read(small, A, B, C, row_group=row_group)
     folder = open_folder(small.cache)
-    assert folder.usage() <= 120_000
+    assert folder.space.rescan() <= 120_000
 
 
 def test_threads_that_need_a_row_group_at_once_fetch_it_once(chunks: FileChunks) -> None:

@@ -26,7 +26,7 @@ def space_of(folder: Path, size: int | None, free: int = 0) -> FolderSpace:
 
 
 def test_a_file_has_the_bytes_that_the_tests_assume(tmp_path: Path):
-    assert filled(tmp_path, groups=2).usage() == 2 * FILE_BYTES
+    assert filled(tmp_path, groups=2).space.rescan() == 2 * FILE_BYTES
 
 
 def test_there_is_room_below_the_bound(tmp_path: Path):
@@ -43,7 +43,7 @@ def test_files_of_more_benefit_stay(tmp_path: Path):
     for number in range(4):
         assert cache.put(group_of(number), columns_of(group_of(number)), cpu_s=(1.0, 100.0, 1.0, 100.0)[number])
     assert cache.put(group_of(9), columns_of(group_of(9)), cpu_s=10.0)
-    assert cache.usage() <= 4 * FILE_BYTES
+    assert cache.space.rescan() <= 4 * FILE_BYTES
     there = {number for number in (0, 1, 2, 3, 9) if cache.find(group_of(number), list(columns_of(group_of(number))))}
     assert {1, 3, 9} <= there
     assert len(there) + cache.counters.evicted == 5
@@ -103,7 +103,7 @@ def test_one_process_evicts_at_a_time(tmp_path: Path):
     assert not tight.make_room(FILE_BYTES, 100.0, counters)
     os.close(lock)
     assert tight.make_room(FILE_BYTES, 100.0, counters)
-    assert (counters.evicted, cache.usage()) == (2, FILE_BYTES)
+    assert (counters.evicted, cache.space.rescan()) == (2, FILE_BYTES)
 
 
 def test_what_others_write_is_seen_by_the_next_listing(tmp_path: Path):
@@ -124,7 +124,7 @@ def test_a_dead_writers_file_goes_with_the_first_listing(tmp_path: Path):
     roomy = space_of(tmp_path, 2**30)
     assert roomy.make_room(FILE_BYTES, 1.0, CacheCounters())
     assert not left.exists()
-    assert roomy.rescan() == cache.usage() == FILE_BYTES
+    assert roomy.rescan() == cache.space.rescan() == FILE_BYTES
 
 
 def test_a_killed_writers_file_is_removed_when_room_is_made(tmp_path: Path):
@@ -135,12 +135,12 @@ def test_a_killed_writers_file_is_removed_when_room_is_made(tmp_path: Path):
     assert halfway.wait(30)
     [left] = files_of(tmp_path, ".tmp")
     os.utime(left, (time.time() - 60,) * 2)
-    tight = space_of(tmp_path, cache.usage())
+    tight = space_of(tmp_path, cache.space.rescan())
     assert not tight.make_room(tight.bound, 0.0, CacheCounters())
     assert left.exists()  # its writer lives
     process.kill()
     process.join(30)
-    tight = space_of(tmp_path, cache.usage())
+    tight = space_of(tmp_path, cache.space.rescan())
     assert not tight.make_room(tight.bound, 0.0, CacheCounters())
     assert not left.exists()
     assert files_of(tmp_path) == entries

@@ -29,7 +29,7 @@ from feedline import Table
 from feedline.cli import app
 from feedline.errors import TableArgumentError, TableError
 from feedline.warehouse.optimize.landing import Target
-from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, leaf_paths
+from feedline.warehouse.parquet.writer import Encoding, Limits, TableFormat, TableWriter, leaf_paths
 
 QUIET, LOUD = (struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8000000000001, 0xFFF8000000000000))
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -105,12 +105,14 @@ def test_files_give_back_every_row(
     folder = tmp_path_factory.mktemp("files")
     required = pa.schema([field.with_nullable(table[field.name].null_count > 0) for field in table.schema])
     table = pa.Table.from_arrays(table.columns, schema=required)
-    writer = TableWriter(
-        pafs.LocalFileSystem(), str(folder), "part", schema=required, note={}, suffix=".parquet",
+    format = TableFormat(
+        schema=required,
         encodings=[Encoding(leaf=leaf, encoding="DICTIONARY", codec="none") for leaf in leaf_paths(required)],
         limits=Limits(row_group_rows=group_rows, row_group_bytes=None, file_bytes=1 << 30 if one_file else 1),
-        groups=groups, keys=["key"] if keyed else [],
-    )  # fmt: skip
+        groups=groups,
+        keys=["key"] if keyed else [],
+    )
+    writer = TableWriter(pafs.LocalFileSystem(), str(folder), "part", format, note={}, suffix=".parquet")
     for start in range(0, table.num_rows, cut):
         writer.write(table.slice(start, cut))
     written = [folder / file.name for file in writer.close()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import os
 import tempfile
 from decimal import Decimal
 from pathlib import Path
@@ -25,12 +24,10 @@ from warehouse_samples import COLLECTION
 from feedline.expressions import bind_where
 from feedline.expressions.predicates import And, Comparison, Membership, Not, Predicate
 from feedline.warehouse.parquet.bloom import (
-    BloomHeader,
     RowGroupFilters,
     hashes_of,
     header_of,
     is_refuted,
-    may_hold_any,
 )
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -195,14 +192,6 @@ def test_filters_of_other_writers_with_and_without_a_length(name: str) -> None:
     assert sum(denied(path, "String", f"{value} not") for value in known) > 0.9 * len(known)
 
 
-def test_false_positives_are_as_rare_as_the_writer_was_asked(tmp_path: Path) -> None:
-    values = np.arange(0, 20_000, 2)
-    pq.write_table(pa.table({"x": values}), tmp_path / "f", bloom_filter_options={"x": {"ndv": 10_000, "fpp": 0.01}})
-    filters = filters_of(tmp_path / "f")
-    wrong = sum(not filters.refute(Comparison(column="x", op="==", value=v), 0)[0] for v in range(1, 4001, 2))
-    assert wrong / 2000 < 0.02
-
-
 # -- headers and damage ------------------------------------------------------------------------------------------------
 
 GOOD = bytes([0x15, 0x80, 0x01, 0x1C, 0x1C, 0x00, 0x00, 0x1C, 0x1C, 0x00, 0x00, 0x1C, 0x1C, 0x00, 0x00, 0x00])
@@ -212,8 +201,8 @@ GOOD = bytes([0x15, 0x80, 0x01, 0x1C, 0x1C, 0x00, 0x00, 0x1C, 0x1C, 0x00, 0x00, 
 def test_any_bytes_are_a_header_or_none(data: bytes) -> None:
     for content in (data, GOOD + data, GOOD[:5] + data):
         header = header_of(content)
-        assert header is None or (header.start <= len(content) and header.bitset_bytes % 32 == 0)
-    assert header_of(GOOD + data) == BloomHeader(16, 64)
+        assert header is None or (header[0] <= len(content) and (header[1] - header[0]) % 32 == 0)
+    assert header_of(GOOD + data) == (16, 80)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +248,7 @@ def test_damage_outside_the_bitset_never_excludes_a_value(data: st.DataObject) -
         chunk = pq.read_metadata(path).row_group(0).column(0)
         content = bytearray(path.read_bytes())
         header = header_of(bytes(content[chunk.bloom_filter_offset :]))
-        place = chunk.bloom_filter_offset + data.draw(st.integers(0, header.start - 1))
+        place = chunk.bloom_filter_offset + data.draw(st.integers(0, header[0] - 1))
         content[place] ^= 1 << data.draw(st.integers(0, 7))
         parquet = pq.ParquetFile(path)
         cut = data.draw(st.integers(0, len(content)))
@@ -427,24 +416,6 @@ def test_the_counting_pass_reads_the_filters_first(events: Path, tmp_path: Path)
         )
 
 
-def test_row_groups_without_the_value_are_not_read(events: Path, tmp_path: Path) -> None:
-    """Their pages are destroyed, without effect."""
-    copy = tmp_path / "t" / "f0.parquet"
-    copy.parent.mkdir()
-    content = bytearray((events / "f0.parquet").read_bytes())
-    metadata = pq.read_metadata(events / "f0.parquet")
-    wanted = pq.ParquetFile(events / "f0.parquet").read_row_group(0)["id"][5].as_py()
-    for group in range(1, metadata.num_row_groups):
-        chunk = metadata.row_group(group).column(0)
-        start = chunk.dictionary_page_offset or chunk.data_page_offset
-        content[start : start + chunk.total_compressed_size] = os.urandom(chunk.total_compressed_size)
-    copy.write_bytes(content)
-    snapshot = take_snapshot(str(copy.parent))
-    selection = select_rows(snapshot, bind_where(f"id == {wanted}", snapshot.schema), work_dir=str(tmp_path / "w"))
-    assert selection.rows.tolist() == [1, 0, 0, 0]
-    assert selection.report.by_bloom.row_groups == 3
-
-
 def test_filters_larger_than_what_they_save_are_not_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, share in (("small", 0.01), ("large", 1e-12)):  # of wrong answers: the fewer, the larger the filter
@@ -484,11 +455,3 @@ def test_drifted_types_are_looked_up_in_each_files_own(tmp_path: Path) -> None:
             selection = select_rows(snapshot, bind_where(text, snapshot.schema), work_dir=str(tmp_path / "w"))
         assert selection.rows.tolist() == expected, text
         assert selection.report.by_bloom.row_groups == excluded, text
-
-
-def test_many_values_are_probed_at_once(tmp_path: Path) -> None:
-    bitset = np.zeros(8 * 1024, np.uint32)
-    hashes = hashes_of(list(range(5_000)), pa.int64(), "INT64", '{"Type":"None"}', 0)
-    assert not may_hold_any(bitset, hashes)
-    assert may_hold_any(~bitset, hashes)
-    assert not may_hold_any(~bitset, hashes[:0])

@@ -108,15 +108,6 @@ def test_a_value_that_could_be_a_code_costs_an_op_more(monkeypatch: pytest.Monke
     assert name == (f"kernel {native.VERSION}" if decoder == "auto" else f"pyarrow {pa.__version__}")
 
 
-@pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
-def test_lists_of_few_ids_become_codes_for_the_kernel() -> None:
-    """By the real clock: codes of 2 bytes, where plain values, the best for pyarrow, take twice as long."""
-    numbers = skewed(400_000)
-    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, 400_001, 20), pa.int32()), pa.array(numbers))
-    (choice,) = choose(pa.table({"a": lists}), "decode")
-    assert (choice.chosen.encoding, choice.chosen.op_ns) == (DICTIONARY, 0.0)
-
-
 def test_one_encoding_per_table_is_in_its_files(tmp_path: Path) -> None:
     report = rewrite(warehouse(tmp_path / "in"), tmp_path / "out", goal="size")
     for path in (tmp_path / "out").rglob("*.parquet"):

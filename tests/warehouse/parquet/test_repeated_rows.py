@@ -117,15 +117,6 @@ def test_arrow_columns_of_any_type_are_compared(kind: pa.DataType, values: list[
     assert first_rows_of_table(pa.table({"x": column}), ["x"]).tolist() == expected
 
 
-@pytest.mark.parametrize("kind", [pl.Float32, pl.Float64])
-def test_zeros_of_other_signs_differ_and_a_nan_equals_itself(kind: pl.DataType):
-    values = [0.0, -0.0, -0.0, math.nan, math.nan, None, None, 0.0]
-    expected = [True, True, False, True, False, True, False, True]
-    frame = pl.DataFrame({"x": pl.Series(values, dtype=kind)})
-    lists = frame.select(pl.concat_list("x"))
-    assert run_starts_at(frame, ["x"], []).tolist() == run_starts_at(lists, ["x"], []).tolist() == expected
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 def test_lists_over_a_part_of_their_values(compiled: bool, monkeypatch: pytest.MonkeyPatch):
     """Arrays whose values begin within a buffer, and null lists that have values."""

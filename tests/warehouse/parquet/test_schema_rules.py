@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_schemas import VALUES, same
 from warehouse_samples import write
 
-from feedline import Pipeline, Table
+from feedline import Pipeline
 from feedline.errors import PlanError, SpecError, TableError
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules, conform, union, widens, without_dictionaries
@@ -286,7 +286,3 @@ def test_declared_columns_reach_the_batches(drifted: Path) -> None:
         pipeline(drifted, "{columns: {never: int8}, missing: error}", dense="never").plan()
     with pytest.raises((SpecError, PlanError)):
         pipeline(drifted, "{missing: null}", dense="never").plan()
-
-
-def test_table_reads_the_union(drifted: Path) -> None:
-    assert Table(drifted / "t").read(["price"])["price"].to_pylist() == [None, None, 3, 4]

@@ -20,6 +20,7 @@ from feedline.warehouse.parquet.writer import (
     PLAIN,
     Encoding,
     Limits,
+    TableFormat,
     TableWriter,
     leaf_paths,
     writer_options,
@@ -65,10 +66,8 @@ def test_pages_carry_checksums(tmp_path: Path) -> None:
     limits = Limits(row_group_rows=100, row_group_bytes=None, file_bytes=1 << 20)
     table = pa.table({"a": np.arange(100)})
     plain = [Encoding(leaf="a", encoding=PLAIN, codec="none")]
-    writer = TableWriter(
-        pafs.LocalFileSystem(), str(tmp_path), "x", schema=table.schema, encodings=plain, limits=limits, note={},
-        suffix=".parquet",
-    )  # fmt: skip
+    format = TableFormat(schema=table.schema, encodings=plain, limits=limits)
+    writer = TableWriter(pafs.LocalFileSystem(), str(tmp_path), "x", format, note={}, suffix=".parquet")
     writer.write(table)
     (file,) = writer.close()
     path = tmp_path / file.name

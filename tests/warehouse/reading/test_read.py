@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -25,7 +26,15 @@ from warehouse_samples import COLLECTION, sample, write
 
 from feedline.errors import CorruptFileError, DataError, FeedlineError, TableChangedError, TableError
 from feedline.expressions import bind_where
-from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, fragment_of
+from feedline.warehouse.reading.fragment import (
+    UNCOUNTED,
+    Fragment,
+    count_excluded,
+    fragment_at,
+    fragment_of,
+    pack_mask,
+    unpack_mask,
+)
 from feedline.warehouse.reading.read import ReadRequest, bytes_of, read_arrow, read_fragment
 from feedline.warehouse.selection.select import count_fragment, plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -432,3 +441,27 @@ def test_bytes_are_those_of_the_column_chunks(shop: Snapshot) -> None:
     assert bytes_of(shop, np.array([], np.int64), ["i64"]) == 0
     with pytest.raises(TableError, match="column 'nope' is not in the table"):
         bytes_of(shop, None, ["nope"])
+
+
+def test_fragments_are_small_and_picklable(shop: Snapshot) -> None:
+    fragment = whole(shop)
+    wire = pickle.dumps(fragment)
+    assert len(wire) < 700
+    assert pickle.loads(wire) == fragment
+    assert frames(shop, pickle.loads(wire), ["i64"]).height == 50
+
+
+def test_row_groups_that_keep_nothing_are_not_in_a_fragment(shop: Snapshot) -> None:
+    splits = plan_splits(shop.rows_per_row_group, shop.file_of_row_group, 1000)
+    kept = np.where(np.arange(len(shop.rows_per_row_group)) % 3 == 1, 0, shop.rows_per_row_group)
+    fragment = fragment_of(shop, splits, kept, 0)
+    assert (fragment.row_groups, fragment.expected) == ((0, 2), (20, 10))
+
+
+@given(st.lists(st.booleans(), max_size=70))
+def test_masks(mask: list[bool]):
+    bits = pack_mask(np.array(mask, np.bool_))
+    assert unpack_mask(bits, len(mask)).tolist() == mask
+    assert count_excluded(bits) == sum(mask)
+    assert not unpack_mask(None, len(mask)).any()
+    assert count_excluded(None) == 0

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, GroupRuns
-from feedline.warehouse.reading import read
 from feedline.warehouse.reading.read import resolve_columns
 from feedline.warehouse.reading.stored_groups import StoredColumns
 
@@ -69,11 +68,3 @@ def test_files_of_the_same_groups_share_all_but_their_runs() -> None:
     assert resolve(one)._rows is resolve(two)._rows
     assert resolve(two)._metadata is two.dedup
     assert resolve(other)._rows is not resolve(one)._rows
-
-
-def test_no_more_is_kept_than_there_are_layouts() -> None:
-    first = resolve()
-    for number in range(read._KEPT + 3):
-        resolve(keys=frozenset({"ds", str(number)}))
-    assert len(read._kept) == read._KEPT
-    assert resolve() is not first

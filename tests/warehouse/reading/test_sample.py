@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-import itertools
 import json
-import math
-import pickle
 import re
 import tempfile
 from pathlib import Path
@@ -135,39 +132,6 @@ def test_hashes_that_the_documentation_shows() -> None:
         below = Sample(fraction=(int(shown) - 2**12) / 2**64, seed=int(seed), key=names)
         assert bind_sample(exact, batch.schema).hash_mask(batch, "f", 0).tolist() == [True]
         assert bind_sample(below, batch.schema).hash_mask(batch, "f", 0).tolist() == [False]
-
-
-@pytest.mark.parametrize("key", [(), ("k",)])
-def test_the_share_is_binomial_over_many_seeds(key: tuple[str, ...]) -> None:
-    rows, fraction = 4_000, 0.2
-    batch = pa.record_batch({"k": np.arange(rows)})
-    kept = np.array(
-        [
-            bind_sample(Sample(fraction=fraction, seed=seed, key=key), batch.schema).hash_mask(batch, "f", 0)
-            for seed in range(200)
-        ]
-    )
-    deviation = math.sqrt(rows * fraction * (1 - fraction))
-    z = (kept.sum(axis=1) - rows * fraction) / deviation
-    assert abs(z).max() < 4.5
-    assert abs(z.std() - 1) < 0.2
-    per_row = (kept.sum(axis=0) - 200 * fraction) / math.sqrt(200 * fraction * (1 - fraction))
-    assert abs(per_row.std() - 1) < 0.05, "every row has the same chance"
-    together = np.corrcoef(kept.astype(float))
-    np.fill_diagonal(together, 0)
-    assert abs(together).max() < 6 / math.sqrt(rows), "seeds are independent"
-    neighbours = np.mean(kept[:, 1:] & kept[:, :-1])
-    assert abs(neighbours - fraction**2) < 0.002, "neighbours are independent"
-
-
-def test_smaller_fractions_keep_a_part_of_larger_ones() -> None:
-    batch = pa.record_batch({"k": np.arange(5_000)})
-    for key in ((), ("k",)):
-        kept = [
-            bind_sample(Sample(fraction=fraction, seed=3, key=key), batch.schema).hash_mask(batch, "f", 0)
-            for fraction in (0.05, 0.1, 0.5, 1.0)
-        ]
-        assert all((small <= large).all() for small, large in itertools.pairwise(kept))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -362,42 +326,6 @@ def test_counts_are_stored_per_sample(shops: Snapshot, tmp_path: Path) -> None:
         assert len(list((tmp_path / "counts").iterdir())) == number + 1
 
 
-def test_tasks_with_a_sample_are_small_and_picklable(shops: Snapshot, tmp_path: Path) -> None:
-    def pickling(function: Any, tasks: list[CountTask]) -> list[Any]:
-        wired = [pickle.dumps((function, task)) for task in tasks]
-        assert max(map(len, wired)) < 4_000
-        return [call(task) for call, task in map(pickle.loads, wired)]
-
-    sample = {"fraction": 0.5, "where": "y == 0", "key": ["u"]}
-    there = selected(shops, tmp_path / "a", "x > 3", map=pickling, **sample)
-    assert there.rows.tolist() == selected(shops, tmp_path / "b", "x > 3", **sample).rows.tolist()
-
-
-def test_keys_stay_together_and_survive_a_rewrite(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    rows = 3_000
-    table = pa.table(
-        {
-            "user": pa.array([None if value == 7 else int(value) for value in rng.integers(0, 300, rows)], pa.int16()),
-            "item": [f"item-{value}" for value in rng.integers(0, 40, rows)],
-            "id": np.arange(rows),
-        }
-    )
-    first = take_snapshot(write(tmp_path / "a", {"f.parquet": table}, row_group_size=500))
-    shuffled = table.take(rng.permutation(rows))
-    wide = pa.schema([("user", pa.int64()), ("item", pa.large_string()), ("id", pa.int64())])
-    parts = {f"p={part}/f.parquet": shuffled.cast(wide).slice(part * 750, 750) for part in range(4)}
-    second = take_snapshot(write(tmp_path / "b", parts, row_group_size=97, use_dictionary=False))
-    for key in (["user"], ["item"], ["user", "item"]):
-        kept = ids(first, fraction=0.2, seed=5, key=key)
-        assert sorted(ids(second, fraction=0.2, seed=5, key=key)) == kept
-        groups = table.select(key).to_pylist()
-        hash_mask = {tuple(groups[i].values()) for i in kept}
-        assert sorted(i for i, row in enumerate(groups) if tuple(row.values()) in hash_mask) == kept
-        assert 0 < len(kept) < rows
-    assert sorted(ids(second, fraction=0.2, seed=5)) != ids(first, fraction=0.2, seed=5)
-
-
 def test_sampled_frames_of_dask(shops: Snapshot) -> None:
     sample = {"fraction": 0.4, "where": "y == 0", "seed": 2}
     rows, _, _ = oracle(shops, "x > 5", Sample(**sample))
@@ -414,11 +342,6 @@ def test_sampled_frames_of_dask(shops: Snapshot) -> None:
     assert read["id"].to_pylist() == [row["id"] for row in rows]
     assert read[SAMPLE_WEIGHT].to_pylist() == [np.float32(row[SAMPLE_WEIGHT]) for row in rows]
     assert table.read(where="x > 5", sample=Sample(**sample)).column_names == ["x", "y", "z", "u", "id", "c"]
-
-
-def test_weights_estimate_the_whole(shops: Snapshot) -> None:
-    total = Table(shops.uri).read([SAMPLE_WEIGHT], sample={"fraction": 0.5, "where": "y == 0"})[SAMPLE_WEIGHT]
-    assert abs(sum(total.to_pylist()) - shops.rows) < 40
 
 
 def test_invalid_samples_are_refused(tmp_path: Path) -> None:

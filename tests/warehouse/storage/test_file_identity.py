@@ -89,21 +89,6 @@ def test_an_open_file_is_refused_if_the_rule_says_that_it_is_another(before: Sta
         refuse_changed("f", before, now, "then", "Look")
 
 
-def test_a_file_whose_time_alone_is_another_is_not_the_same():
-    before, now = (
-        table({"a": (Stamp(9, time, ""), b"footer")}).drop_columns("etag") for time in (5 * S + 1, 5 * S + 2)
-    )
-    found = known_files(now, before)
-    assert (found.same.tolist(), found.retimed.tolist()) == ([False], [True])
-    assert known_files(before, before).same.all()
-
-
-def test_a_copy_with_an_equal_tag_is_the_same():
-    """An object that was copied has another time."""
-    before, now = (table({"a": (Stamp(9, time, "tag"), b"footer")}) for time in (5 * S, 8 * S))
-    assert known_files(now, before).same.all()
-
-
 def test_tags_of_snapshots_of_earlier_versions_are_as_their_stores_wrote_them():
     before, now = (table({"a": (Stamp(9, -1, tag), b"footer")}) for tag in ('"tag"', "tag"))
     assert known_files(now, before).same.all()

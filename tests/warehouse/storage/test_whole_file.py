@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from feedline.warehouse.storage import whole_file as module
@@ -91,12 +90,6 @@ def test_what_cannot_be_replaced_is_an_error_and_nothing_stays(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["name"]
     with pytest.raises(FileNotFoundError), whole_file(tmp_path / "missing" / "name") as path:
         path.write_bytes(b"1")
-
-
-def test_arrow_writes_to_its_path(tmp_path: Path):
-    with whole_file(tmp_path / "name") as path, pa.OSFile(str(path), "wb") as file:
-        file.write(b"1" * 100_000)
-    assert (tmp_path / "name").stat().st_size == 100_000
 
 
 @pytest.mark.parametrize("kind", ["unnamed"], indirect=True)
