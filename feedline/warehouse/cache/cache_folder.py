@@ -277,13 +277,13 @@ def entry_files(folder: str, group: str) -> list[str]:
 
 def held_columns(folder: str, group: str) -> dict[str, int]:
     """The columns of a row group by digest, each with its bytes, as the indexes of its files say."""
-    held: dict[str, int] = {}
+    columns: dict[str, int] = {}
     for name in entry_files(folder, group):
         path = os.path.join(_group_folder(folder, group), name)
         with contextlib.suppress(OSError, DamagedEntryError, OtherVersionError), EntryFile(path) as file:
             for digest, (_, arrays) in file.index.columns.items():
-                held[digest] = sum(array.nbytes for array in arrays)
-    return held
+                columns[digest] = sum(array.nbytes for array in arrays)
+    return columns
 
 
 class CacheFolder:
@@ -360,9 +360,9 @@ class CacheFolder:
 
     def take_damaged(self) -> int:
         """How many damaged files this thread has met since it asked last."""
-        found: int = getattr(self._local, "damaged", 0)
+        count: int = getattr(self._local, "damaged", 0)
         self._local.damaged = 0
-        return found
+        return count
 
     def flight(self, group: EntryGroup) -> AbstractContextManager[bool]:
         """Held by one thread of all processes of the host while it computes; True: the caller has waited for another
@@ -481,7 +481,7 @@ def _read_marker(folder: str) -> bool:
         content = Path(path).read_text(encoding="utf-8")
         if _CONTENT.startswith(content.rstrip("\0")) and content != _CONTENT:
             return False
-        known = json.loads(content)["format"]
+        format = json.loads(content)["format"]
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -492,9 +492,9 @@ def _read_marker(folder: str) -> bool:
         raise SpecError(
             f"the marker {path} is damaged: got other content, expected a JSON object with a format. Delete the folder"
         ) from None
-    if not isinstance(known, int) or known > FORMAT:
+    if not isinstance(format, int) or format > FORMAT:
         raise SpecError(
-            f"the cache {folder} is of another format: got {known!r}, expected {FORMAT} or less. "
+            f"the cache {folder} is of another format: got {format!r}, expected {FORMAT} or less. "
             "Use the Feedline that made it, or name another"
         )
     return True

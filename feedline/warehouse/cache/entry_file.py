@@ -171,9 +171,9 @@ class EntryFile:
         found = {}
         for name in there:
             facts, stored = index.columns[name]
-            own = {array.name: read[id(array)] for array in stored if id(array) in read}
-            if len(own) == len(stored):
-                found[name] = CachedColumn(own, facts)
+            arrays_read = {array.name: read[id(array)] for array in stored if id(array) in read}
+            if len(arrays_read) == len(stored):
+                found[name] = CachedColumn(arrays_read, facts)
         return found, len(found) == len(there)
 
 
@@ -326,12 +326,12 @@ def _read_index(number: int) -> EntryIndex:
 
 def _parse_index(facts: dict[str, Any], cpu_s: float, file_bytes: int, first: int) -> EntryIndex:
     columns = {}
-    for digest, (own, arrays) in facts["columns"].items():
+    for digest, (column_facts, arrays) in facts["columns"].items():
         stored = tuple(map(EntryArray._make, arrays))
         for array in stored:
             if array.dtype[1:2] not in _KINDS or first + array.start + array.nbytes > file_bytes:
                 raise DamagedEntryError
-        columns[digest] = (own, stored)
+        columns[digest] = (column_facts, stored)
     group = EntryGroup(
         digest=facts["digest"],
         table=facts["table"],

@@ -261,7 +261,7 @@ def _entries_of(
 ) -> list[_Entry]:
     """The old files that hold entries of a table; those that cannot be read are added to `undecided`. Raises SpecError
     for a table that has no entries of any age."""
-    found: list[_Entry] = []
+    entries: list[_Entry] = []
     is_of_table, tables, is_known = _of_table(table), set[str](), table is None
     for file in files:
         index, reason = _index_of(file)
@@ -270,12 +270,12 @@ def _entries_of(
             is_meant = is_of_table(index.group)
             is_known |= is_meant
             if is_meant and file.path in old:
-                found.append((file, index))
+                entries.append((file, index))
         elif reason and file.path in old:
             undecided[reason] += 1
     if table is not None and not is_known:
         raise _unknown_table_error(table, tables, undecided)
-    return found
+    return entries
 
 
 def _unknown_table_error(table: str, tables: Collection[str], undecided: Mapping[str, int]) -> SpecError:
@@ -358,8 +358,8 @@ def _select(where: Expression, entries: Sequence[_Entry], undecided: dict[str, i
     groups = [index.group for _, index in entries]
     lacking = [place for place, group in enumerate(groups) if not group.partition.keys() >= set(names)]
     in_paths = keys_of([groups[place].file or join(groups[place].table, groups[place].path) for place in lacking])
-    found = dict(zip(lacking, in_paths, strict=True))
-    partitions = [{**found.get(place, {}), **group.partition} for place, group in enumerate(groups)]
+    keys_in_paths = dict(zip(lacking, in_paths, strict=True))
+    partitions = [{**keys_in_paths.get(place, {}), **group.partition} for place, group in enumerate(groups)]
     for each, partition in zip(entries, partitions, strict=True):
         if missing := [name for name in names if name not in partition]:
             undecided[f"without the partition key {missing[0]}"] += 1

@@ -152,12 +152,12 @@ class ChunkDecoder:
             raise ChunkError("its pages hold more rows than its footer says")
         valid = None if decoded.valid is None else pa.py_buffer(decoded.valid)
         if self._dictionary is None:
-            found = _values(self._kind, decoded.elements, decoded.values, decoded.bytes, valid, decoded.nulls)
+            array = _values(self._kind, decoded.elements, decoded.values, decoded.bytes, valid, decoded.nulls)
         else:
             buffers = [valid, pa.py_buffer(decoded.values)]
             codes = pa.Array.from_buffers(self._codes, decoded.elements, buffers, decoded.nulls)
-            found = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
-        return self._lists(decoded, found) if self._kind.lists else found
+            array = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
+        return self._lists(decoded, array) if self._kind.lists else array
 
     def _next_page(self) -> bool:
         """Hand the next page to the cursor. Returns whether there is one."""
@@ -244,15 +244,15 @@ def _finished(decoder: ChunkDecoder, request: Request) -> ChunkDecoder | None:
 
 def take_rows(decoders: Sequence[ChunkDecoder], rows: int) -> list[pa.Array | ChunkError]:
     """The next rows of each chunk (see `ChunkDecoder.take`), or why there are none."""
-    found: list[pa.Array | ChunkError] = []
+    arrays: list[pa.Array | ChunkError] = []
     outcomes = _outcomes(decoders, rows)
     with TURN:
         for decoder, outcome in zip(decoders, outcomes, strict=True):
             try:
-                found.append(ChunkError(outcome) if isinstance(outcome, str) else decoder.take(rows, outcome))
+                arrays.append(ChunkError(outcome) if isinstance(outcome, str) else decoder.take(rows, outcome))
             except ChunkError as error:
-                found.append(error)
-    return found
+                arrays.append(error)
+    return arrays
 
 
 def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> list[bool | str]:
@@ -264,11 +264,11 @@ def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> list[bool |
     outcomes = native.read_chunks(cursors, -1 if rows is None else rows)
     if None in outcomes:
         raise MemoryError("there is no memory for a column of the chunk")
-    found = [outcome for outcome in outcomes if outcome is not None]
-    if len(found) == len(decoders):
-        return found
-    known = iter(found)
-    return [next(known) if decoder.finds_pages else _advance(decoder, rows) for decoder in decoders]
+    results = [outcome for outcome in outcomes if outcome is not None]
+    if len(results) == len(decoders):
+        return results
+    remaining = iter(results)
+    return [next(remaining) if decoder.finds_pages else _advance(decoder, rows) for decoder in decoders]
 
 
 def _advance(decoder: ChunkDecoder, rows: int | None) -> bool | str:

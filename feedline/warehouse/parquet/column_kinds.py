@@ -127,9 +127,9 @@ _BUGS = (
 @lru_cache(maxsize=64)
 def writer_bugs(created_by: str | None) -> tuple[WriterBug, ...]:
     """The bugs of the program that a footer names; a version that it does not tell is older than any."""
-    found = _PROGRAM.match(created_by or "")
-    if found is None:
+    match = _PROGRAM.match(created_by or "")
+    if match is None:
         return ()
-    program, *numbers = found.groups()
+    program, *numbers = match.groups()
     version = tuple(int(number or 0) for number in numbers)  # "1.2" -> 1.2.0
     return tuple(bug for bug in _BUGS if program.lower() == bug.program and version < bug.fixed)

@@ -162,24 +162,24 @@ class FileDecoder:
         row_group = request.row_group
         if request.whole:
             yield self._whole(parquet, request, read)
-        own = self._open(request, read)
-        others = [leaf for leaf in request.leaves if self._alone.get(leaf) not in own]
-        if others or not own:
+        chunks = self._open(request, read)
+        leaves = [leaf for leaf in request.leaves if self._alone.get(leaf) not in chunks]
+        if leaves or not chunks:
             batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
-                request.chunk_rows, row_groups=[row_group], column_indices=others, use_threads=False
+                request.chunk_rows, row_groups=[row_group], column_indices=leaves, use_threads=False
             )
             for batch in batches:
-                yield self._join(self._rename(batch), own, batch.num_rows, row_group)
+                yield self._join(self._rename(batch), chunks, batch.num_rows, row_group)
             return
         rows = self._metadata.row_group(row_group).num_rows
         for size in chunk_sizes(rows, request.chunk_rows, request.first_rows):
-            yield self._join(None, own, size, row_group)
+            yield self._join(None, chunks, size, row_group)
 
     def _whole(self, parquet: pq.ParquetFile, request: DecodeRequest, read: ReadRange) -> DecodedRows:
         row_group, leaves = request.row_group, request.whole
-        own = self._open(replace(request, leaves=leaves, coded={}, starts={}), read)
-        if len(own) == len(leaves):
-            return self._join(None, own, self._metadata.row_group(row_group).num_rows, row_group)
+        chunks = self._open(replace(request, leaves=leaves, coded={}, starts={}), read)
+        if len(chunks) == len(leaves):
+            return self._join(None, chunks, self._metadata.row_group(row_group).num_rows, row_group)
         table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
         arrays = [pa.concat_arrays(column.chunks) for column in table.columns]
         batch = self._rename(pa.RecordBatch.from_arrays(arrays, schema=table.schema))
@@ -217,19 +217,19 @@ class FileDecoder:
         return {name: chunk for name, chunk in opened if chunk is not None}
 
     def _join(
-        self, batch: pa.RecordBatch | None, own: dict[str, ChunkDecoder], rows: int, row_group: int
+        self, batch: pa.RecordBatch | None, chunks: dict[str, ChunkDecoder], rows: int, row_group: int
     ) -> DecodedRows:
-        if not own:
+        if not chunks:
             return DecodedRows(rows, batch, {})
         arrays = {} if batch is None else dict(zip(batch.schema.names, batch.columns, strict=True))
         compact: dict[str, pa.Array] = {}
-        for name, found in zip(own, take_rows(list(own.values()), rows), strict=True):
-            if isinstance(found, ChunkError):
+        for name, array in zip(chunks, take_rows(list(chunks.values()), rows), strict=True):
+            if isinstance(array, ChunkError):
                 place = label(self._version.uri, row_group)
                 raise CorruptFileError(
-                    f"column {name!r} of {place} is not valid Parquet: {found}. Restore or rewrite the file"
-                ) from found
-            (compact if own[name].compact else arrays)[name] = found
+                    f"column {name!r} of {place} is not valid Parquet: {array}. Restore or rewrite the file"
+                ) from array
+            (compact if chunks[name].compact else arrays)[name] = array
         return DecodedRows(rows, pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays)), compact)
 
     def _rename(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -230,11 +230,11 @@ def check_flags(flags: pa.Array | pa.ChunkedArray, expected: RowGroupRuns, group
             f"column {name!r} of {place} is false in the first row: expected that every row group starts a run. "
             f"{_REWRITE}"
         )
-    found = RowGroupRuns.of(starts)
-    if found != expected:
+    actual = RowGroupRuns.of(starts)
+    if actual != expected:
         raise TableError(
-            f"column {name!r} of {place} does not match its metadata: got {found.rows:,} rows in {found.runs:,} runs "
-            f"(digest {found.digest}), expected {expected.rows:,} in {expected.runs:,} ({expected.digest}). Another "
+            f"column {name!r} of {place} does not match its metadata: got {actual.rows:,} rows in {actual.runs:,} runs "
+            f"(digest {actual.digest}), expected {expected.rows:,} in {expected.runs:,} ({expected.digest}). Another "
             f"tool rewrote the file. {_REWRITE}"
         )
     return starts

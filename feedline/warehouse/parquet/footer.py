@@ -173,8 +173,8 @@ parsed_footers: RecentValues[bytes, pq.FileMetaData] = RecentValues(KEPT_FOOTERS
 
 def parsed_footer(digest: bytes, tail: bytes) -> pq.FileMetaData:
     """The footer of that digest, parsed from `tail` if it is not cached."""
-    found = parsed_footers.get(digest)
-    return parsed_footers.put(digest, pq.read_metadata(pa.BufferReader(tail))) if found is None else found
+    footer = parsed_footers.get(digest)
+    return parsed_footers.put(digest, pq.read_metadata(pa.BufferReader(tail))) if footer is None else footer
 
 
 def column_leaves(schema: pa.Schema, columns: int, name: str) -> list[range]:
@@ -209,9 +209,9 @@ def _tail_of(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> tu
     with filesystem.open_input_file(path) as source:
         if is_local(filesystem):
             return _tail(source.read_at, size, name), ""
-        if (found := source.size()) != size:
+        if (actual := source.size()) != size:
             raise TableChangedError(
-                f"{name} changed while it was listed: got {found} bytes, expected {size}. Try again"
+                f"{name} changed while it was listed: got {actual} bytes, expected {size}. Try again"
             )
         tag = stamp_of(filesystem, path, source).tag
         return _tail(lambda count, start: read_range(source, start, count), size, name), tag
@@ -310,8 +310,8 @@ def _logical(
             column = columns[schema.get_field_index(name)]
             column.nulls = [logical_nulls(*facts) for facts in zip(group.row_groups, column.nulls, strict=True)]
     flags = {flag_column(name) for name in groups.groups}
-    kept = [index for index, name in enumerate(schema.names) if name not in flags]
-    return pa.schema([schema.field(index) for index in kept]), [columns[index] for index in kept]
+    columns_left = [index for index, name in enumerate(schema.names) if name not in flags]
+    return pa.schema([schema.field(index) for index in columns_left]), [columns[index] for index in columns_left]
 
 
 def _lost_flags(schema: pa.Schema, columns: Sequence[ColumnFacts]) -> str | None:
@@ -329,8 +329,8 @@ def _lost_flags(schema: pa.Schema, columns: Sequence[ColumnFacts]) -> str | None
 def _bare(schema: pa.Schema) -> pa.Schema:
     """The schema without metadata (pandas' alone can be larger than the rest), except field ids."""
     ids = [(field.metadata or {}).get(FIELD_ID) for field in schema]
-    kept = [None if id is None else {FIELD_ID: id} for id in ids]
-    return pa.schema([field.with_metadata(metadata) for field, metadata in zip(schema, kept, strict=True)])
+    notes = [None if id is None else {FIELD_ID: id} for id in ids]
+    return pa.schema([field.with_metadata(metadata) for field, metadata in zip(schema, notes, strict=True)])
 
 
 def _column(

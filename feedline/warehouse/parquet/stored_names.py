@@ -89,18 +89,18 @@ def _parse(text: str) -> tuple[tuple[StoredField, ...], bool]:
 
 def _renamed(stored: Sequence[pa.Field], fields: Sequence[StoredField], by_id: bool) -> Iterator[pa.Field]:
     """The fields of one level of a file, under the table's names and without metadata."""
-    found = {field.id if by_id else field.stored: field for field in fields}
+    by_key = {field.id if by_id else field.stored: field for field in fields}
     taken = {field.name for field in fields} | {field.name for field in stored}
-    for one in stored:
-        key = field_id(one) if by_id else one.name
+    for column in stored:
+        key = field_id(column) if by_id else column.name
         if key is None:
-            raise _NoIdError(one.name)
-        field = found.get(key)
+            raise _NoIdError(column.name)
+        field = by_key.get(key)
         if field is None:
-            name = next(_free(one.name, taken)) if any(one.name == other.name for other in fields) else one.name
-            yield one.with_name(name).remove_metadata()
+            is_used = any(column.name == other.name for other in fields)
+            yield column.with_name(next(_free(column.name, taken)) if is_used else column.name).remove_metadata()
         else:
-            yield pa.field(field.name, _renamed_type(one.type, field.fields, by_id), one.nullable)
+            yield pa.field(field.name, _renamed_type(column.type, field.fields, by_id), column.nullable)
 
 
 def _renamed_type(kind: pa.DataType, fields: Sequence[StoredField], by_id: bool) -> pa.DataType:

@@ -218,11 +218,11 @@ class TableWriter:
         note = {**self._note, "file": len(self.files), "last": last}
         notes = {NOTE_KEY: json.dumps(note, sort_keys=True).encode()}
         if self._dedup:
-            found = {
+            described = {
                 name: GroupRuns(columns=tuple(columns), row_groups=tuple(self._runs[name]))
                 for name, columns in self._dedup.items()
             }
-            notes[METADATA_KEY] = DedupMetadata(groups=found).to_json()
+            notes[METADATA_KEY] = DedupMetadata(groups=described).to_json()
         writer.add_key_value_metadata(notes)
         writer.close()
         size = sink.tell()

@@ -83,9 +83,9 @@ def expanded_frame(data: pa.RecordBatch, names: Sequence[str]) -> pl.DataFrame:
     data = data.select(names)
     arrays, dictionaries = [], {}
     for name, array in zip(names, data.columns, strict=True):
-        found = split_codes(array)
-        if found is not None:
-            array, dictionaries[name] = found[0], pl.Series(name, found[1])
+        parts = split_codes(array)
+        if parts is not None:
+            array, dictionaries[name] = parts[0], pl.Series(name, parts[1])
         arrays.append(array)
     frame = pl.from_arrow(pa.RecordBatch.from_arrays(arrays, names=list(names)) if dictionaries else data)
     assert isinstance(frame, pl.DataFrame)
@@ -121,8 +121,8 @@ class _Source:
     @property
     def inputs(self) -> list[tuple[str, Keys]]:
         """The stored columns, each with the keys within it, that are read."""
-        own = [] if self.column is None else [(self.column, self.keys)]
-        return own if self.doubled is None else [*own, self.doubled]
+        read = [] if self.column is None else [(self.column, self.keys)]
+        return read if self.doubled is None else [*read, self.doubled]
 
 
 class FileColumns:
@@ -144,11 +144,11 @@ class FileColumns:
         self._stored = stored
         self._file_schema = file_schema
         self._trees: dict[str, PartTree] = {}
-        found = [_source(field, schema, stored, keys) for field in fields]
-        for source in found:
+        sources = [_source(field, schema, stored, keys) for field in fields]
+        for source in sources:
             if source.column is not None:
                 self._trees.setdefault(source.column, PartTree()).add(source.keys)
-        self._sources = [self._find_doubled(source) for source in found]
+        self._sources = [self._find_doubled(source) for source in sources]
         self.leaves: list[int] = []
         self._map_keys: list[tuple[int, bool]] = []
         self._keyed: dict[str, list[int]] = {}  # the leaves of those keys, by column
@@ -205,13 +205,13 @@ class FileColumns:
     def dictionaries(self, metadata: pq.FileMetaData, row_groups: Iterable[int]) -> list[str]:
         """Return the paths of map keys to read as dictionaries: 9 million keys decode in 0.15 s instead of 0.8 s."""
         groups = [metadata.row_group(index) for index in row_groups]
-        found = []
+        keys = []
         for leaf in [leaf for leaf, as_dictionary in self._map_keys if as_dictionary]:
             encodings = [set(group.column(leaf).encodings) for group in groups]
             if encodings and all(each & _DICTIONARY and each <= _AS_DICTIONARY for each in encodings):
-                found.append(metadata.schema.column(leaf).path)
-        paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)] if found else []
-        return [path for path in found if paths.count(path) == 1]  # with dots in names, two columns can have one path
+                keys.append(metadata.schema.column(leaf).path)
+        paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)] if keys else []
+        return [path for path in keys if paths.count(path) == 1]  # with dots in names, two columns can have one path
 
     def chunk_rows(
         self,
@@ -311,8 +311,8 @@ class FileColumns:
         element = field.type if is_flat else field.type.value_type
         entries = _conform(entries, field.with_type(element), uri, row_group)
         codes = values.indices.cast(code_type(len(entries)))
-        found = pa.DictionaryArray.from_arrays(codes, entries, safe=False)
-        return found if is_flat else with_elements(array, found)
+        elements = pa.DictionaryArray.from_arrays(codes, entries, safe=False)
+        return elements if is_flat else with_elements(array, elements)
 
     def _find_codable(self) -> dict[str, int]:
         readers = Counter(column for source in self._sources for column, _ in source.inputs)

@@ -214,10 +214,10 @@ def fragment_at(
 
     `proofs`: per row group of the table, see `Fragment`.
     """
-    kept = np.flatnonzero(expected)
+    present = np.flatnonzero(expected)
     facts = snapshot.files
     stamp = stamp_at_index(facts, file)
-    places = snapshot.row_group_in_file[row_groups[kept]]
+    places = snapshot.row_group_in_file[row_groups[present]]
     return Fragment(
         table=snapshot.uri,
         path=facts["path"][file].as_py(),
@@ -227,9 +227,9 @@ def fragment_at(
         footer_digest=facts["footer_digest"][file].as_py(),
         footer_bytes=facts["footer_bytes"][file].as_py(),
         row_groups=tuple(places.tolist()),
-        expected=tuple(expected[kept].tolist()),
+        expected=tuple(expected[present].tolist()),
         partition=snapshot.partition_of(file),
-        proofs=() if proofs is None else tuple(proofs[row_groups[kept]].tolist()),
+        proofs=() if proofs is None else tuple(proofs[row_groups[present]].tolist()),
         stored_names=snapshot.stored_names,
         decoder=snapshot.decoder,
         source_cache=snapshot.source_cache,

@@ -54,9 +54,9 @@ def resolve_columns(
     global _kept
     groups = None if file.dedup is None else {name: group.columns for name, group in file.dedup.groups.items()}
     decisive = names, compact, keys, file.stored, groups
-    for known, table_schema, file_schema, columns in _kept:
+    for key, table_schema, file_schema, columns in _kept:
         # Of the file's schema only types matter.
-        if known == decisive and table_schema.equals(schema, check_metadata=True) and file_schema.equals(file.schema):
+        if key == decisive and table_schema.equals(schema, check_metadata=True) and file_schema.equals(file.schema):
             return columns.of_file(file.dedup)
     fields = [field_of(schema, name) for name in names]
     columns = StoredColumns(FileColumns(fields, schema, file.stored, file.schema, keys), compact, file.dedup)
@@ -360,10 +360,10 @@ class _Dictionaries:
 
     def series(self, name: str, array: pa.Array) -> pl.Series:
         """The dictionary of a column. The last one is kept, so that no other can have its memory."""
-        kept = self._kept.get(name)
-        if kept is None or not is_same(kept[0], array):
-            kept = self._kept[name] = array, pl.Series(name, array)
-        return kept[1]
+        last = self._kept.get(name)
+        if last is None or not is_same(last[0], array):
+            last = self._kept[name] = array, pl.Series(name, array)
+        return last[1]
 
 
 def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFrame, dict[str, pl.Series]]:
@@ -371,9 +371,9 @@ def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFram
     arrays, dictionaries, is_simple = [], {}, True
     for name, array in zip(data.schema.names, data.columns, strict=True):
         is_number = pat.is_primitive(array.type)
-        found = None if is_number else split_codes(array)
-        if found is not None:
-            array, dictionaries[name] = found[0], kept.series(name, found[1])
+        parts = None if is_number else split_codes(array)
+        if parts is not None:
+            array, dictionaries[name] = parts[0], kept.series(name, parts[1])
         else:
             is_simple &= is_number
         arrays.append(array)
@@ -385,14 +385,14 @@ def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFram
 def _coded_groups(
     groups: Sequence[UniqueRows[pa.RecordBatch]], kept: _Dictionaries
 ) -> tuple[tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
-    found: list[UniqueRows[pl.DataFrame]] = []
+    frames: list[UniqueRows[pl.DataFrame]] = []
     dictionaries: dict[str, pl.Series] = {}
     with TURN:
         for group in groups:
-            frame, own = _coded_frame(group.rows, kept)
-            found.append(UniqueRows(frame, group.inverse))
-            dictionaries |= own
-    return tuple(found), dictionaries
+            frame, values = _coded_frame(group.rows, kept)
+            frames.append(UniqueRows(frame, group.inverse))
+            dictionaries |= values
+    return tuple(frames), dictionaries
 
 
 def _kept_rows(

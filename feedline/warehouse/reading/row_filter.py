@@ -71,19 +71,19 @@ class EntryTruths:
         """bool [rows]: where a condition is true (null counts as false). Dictionary arrays are columns of codes."""
         names = [name for name in data.schema.names if name in where.parts]
         columns = {name: split_codes(data.column(name)) for name in codable_columns(where)}
-        codes = {name: found for name, found in columns.items() if found is not None}
+        codes = {name: parts for name, parts in columns.items() if parts is not None}
         if codes:
             stays = self._evaluate(condition_of(where), data, codes)
             if stays is not None:
                 return stays
-        kept: Bools = expanded_frame(data, names).select(where.narrow).to_series().fill_null(False).to_numpy()
-        return kept
+        stays_of_rows: Bools = expanded_frame(data, names).select(where.narrow).to_series().fill_null(False).to_numpy()
+        return stays_of_rows
 
     def _evaluate(
         self, condition: Condition, data: pa.RecordBatch, codes: Mapping[str, tuple[pa.Array, pa.Array]]
     ) -> Bools | None:
         """bool [rows]; None where an entry of a dictionary, or a row, cannot be evaluated."""
-        found: dict[Term, Bools] = {}
+        truths_of: dict[Term, Bools] = {}
         by_rows = []
         for term in terms(condition):
             if not term.columns <= codes.keys():
@@ -95,23 +95,23 @@ class EntryTruths:
             if truths is None:
                 return None
             if not native.COMPILED:  # pyarrow delivers codes, too: of dictionary arrays that were written as such
-                found[term] = truths[numbers.cast(pa.int64()).fill_null(len(dictionary)).to_numpy()]
+                truths_of[term] = truths[numbers.cast(pa.int64()).fill_null(len(dictionary)).to_numpy()]
                 continue
             # entries [3, 5], `x > 4` -> truths [False, True, False (null)]; codes [1, null, 0] -> [True, False, False]
             (valid, places), size = numbers.buffers(), numbers.type.bit_width // 8
-            found[term] = native.look_up(places, size, valid, numbers.offset, len(numbers), truths)
+            truths_of[term] = native.look_up(places, size, valid, numbers.offset, len(numbers), truths)
         if by_rows:
             frame = expanded_frame(data, sorted(frozenset[str]().union(*(term.columns for term in by_rows))))
             try:
-                found |= zip(by_rows, _truths(frame, by_rows), strict=True)
+                truths_of |= zip(by_rows, _truths(frame, by_rows), strict=True)
             except _FAILURES:
                 return None
-        return _join(condition, found)
+        return _join(condition, truths_of)
 
     def _of(self, term: Term, name: str, dictionary: pa.Array) -> Bools | None:
         """bool [entries + 1]: the truth of each entry, and of null behind them."""
-        known, truths = self._kept.get(term, (None, None))
-        if known is None or not is_same(known, dictionary):
+        last, truths = self._kept.get(term, (None, None))
+        if last is None or not is_same(last, dictionary):
             entries = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)])
             try:
                 [truths] = _truths(expanded_frame(pa.RecordBatch.from_arrays([entries], names=[name]), [name]), [term])

@@ -51,9 +51,9 @@ def row_in_file(chunk: Chunk, row: int, request: ReadRequest) -> int:
         stays = (
             None if batch.row_filter.idle else batch.row_filter.apply(batch.data, fragment.path, batch.first_row).stays
         )
-        kept = np.arange(batch.data.num_rows) if stays is None else np.flatnonzero(stays)
-        kept_rows.append(kept + read)
-        counts[0] += len(kept)
+        index = np.arange(batch.data.num_rows) if stays is None else np.flatnonzero(stays)
+        kept_rows.append(index + read)
+        counts[0] += len(index)
         read += batch.data.num_rows
     delivered = np.concatenate(kept_rows)[~unpack_mask(bits, counts[0])]
     with fragment.open() as file:
@@ -88,8 +88,8 @@ def kept_mask(fragment: Fragment, request: ReadRequest) -> Bools:
         counts[0] += int(np.count_nonzero(parts[-1]))
     mask = np.concatenate(parts) if parts else np.zeros(0, np.bool_)
     if fragment.excluded and fragment.excluded[0] is not None:
-        kept = np.flatnonzero(mask)
-        mask[kept] = ~unpack_mask(fragment.excluded[0], len(kept))
+        index = np.flatnonzero(mask)
+        mask[index] = ~unpack_mask(fragment.excluded[0], len(index))
     return mask
 
 

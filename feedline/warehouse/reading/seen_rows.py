@@ -57,8 +57,8 @@ class Mark:
     @property
     def columns(self) -> frozenset[str]:
         where, sample = self.row_filter.where, self.row_filter.sample
-        own = frozenset[str]().union(*(one.columns for one in (where, sample) if one is not None))
-        return own.union(*(other.columns for other in self.others))
+        names = frozenset[str]().union(*(one.columns for one in (where, sample) if one is not None))
+        return names.union(*(other.columns for other in self.others))
 
     @property
     def samples(self) -> bool:
@@ -105,10 +105,10 @@ def rows_seen(fit: TableRows, read: TableRows) -> bool | str:
 
 def rows_seen_by_any(fits: Sequence[TableRows], read: TableRows) -> bool | str:
     """The same of a fit that has learnt from several sources."""
-    found = dict.fromkeys(rows_seen(each, read) for each in fits)
-    if True in found:
+    verdicts = dict.fromkeys(rows_seen(each, read) for each in fits)
+    if True in verdicts:
         return True
-    marks = [each for each in found if isinstance(each, str)]
+    marks = [each for each in verdicts if isinstance(each, str)]
     if len(marks) < 2:
         return next(iter(marks), False)
     rules = [json.loads(mark.removeprefix("seen by ")) for mark in marks]

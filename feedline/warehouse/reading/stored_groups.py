@@ -74,7 +74,7 @@ class RunReader:
         """The unique rows of each group in the next chunk. Raises TableError for values in rows that repeat others."""
         # flags [1, 0, 0, 1 | 0, 1] in two chunks -> unique rows a, b, then b again and c; inverse [0, 0, 0, 1], [0, 1]
         first, self._row = self._row, self._row + decoded.rows
-        found = {}
+        unique_rows = {}
         for group, (columns, flags) in self._groups.items():
             starts = flags[first : self._row]
             unique = self._unique(group, decoded, columns, np.flatnonzero(starts))
@@ -85,28 +85,28 @@ class RunReader:
             if self._row < len(flags) and not flags[self._row]:  # a copy, which does not hold the chunk
                 self._last[group] = unique.take(pa.array([unique.num_rows - 1]))
             inverse = np.cumsum(starts, dtype=np.int32)
-            found[group] = UniqueRows(unique, inverse - np.int32(1) if starts[0] else inverse)
-        return found
+            unique_rows[group] = UniqueRows(unique, inverse - np.int32(1) if starts[0] else inverse)
+        return unique_rows
 
     def _unique(
         self, group: str, decoded: DecodedRows, columns: Sequence[str], index: npt.NDArray[np.int64]
     ) -> pa.RecordBatch:
         """The values where runs start."""
         whole = decoded.batch.select([name for name in columns if name not in decoded.compact])
-        found = {name: decoded.compact[name] for name in columns if name in decoded.compact} | _at_starts(whole, index)
+        values = {name: decoded.compact[name] for name in columns if name in decoded.compact} | _at_starts(whole, index)
         repeated = decoded.rows - len(index)
         for name in columns:
             if name in decoded.compact:
-                is_valid = len(found[name]) == len(index)  # others would have been decoded
+                is_valid = len(values[name]) == len(index)  # others would have been decoded
             else:
-                is_valid = whole.column(name).null_count - found[name].null_count == repeated
+                is_valid = whole.column(name).null_count - values[name].null_count == repeated
             if not is_valid:
                 raise TableError(
                     f"column {name!r} of {self._place} holds values in rows that repeat the row above by "
                     f"{flag_column(group)!r}: expected nulls. Another tool rewrote the file. Write the table again "
                     f"with feedline optimize, from its source"
                 )
-        return pa.RecordBatch.from_arrays([found[name] for name in columns], names=list(columns))
+        return pa.RecordBatch.from_arrays([values[name] for name in columns], names=list(columns))
 
 
 def _at_starts(stored: pa.RecordBatch, index: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
@@ -114,8 +114,8 @@ def _at_starts(stored: pa.RecordBatch, index: npt.NDArray[np.int64]) -> dict[str
     places = pa.array(index)
     lists = {name for name, kind in zip(stored.schema.names, stored.schema.types, strict=True) if is_list(kind)}
     flat = [name for name in stored.schema.names if name not in lists]
-    found = {} if not flat else dict(zip(flat, pc.take(stored.select(flat), places, boundscheck=False), strict=True))
-    return found | {name: _lists_at_starts(stored.column(name), index, places) for name in lists}
+    arrays = {} if not flat else dict(zip(flat, pc.take(stored.select(flat), places, boundscheck=False), strict=True))
+    return arrays | {name: _lists_at_starts(stored.column(name), index, places) for name in lists}
 
 
 def _lists_at_starts(stored: pa.Array, index: npt.NDArray[np.int64], places: pa.Array) -> pa.Array:
@@ -137,14 +137,14 @@ class StoredColumns:
         self._fields = fields
         self._metadata = metadata
         group_of = {} if metadata is None else _group_of(metadata)
-        found: dict[str | None, list[str]] = {None: []}
+        names_of: dict[str | None, list[str]] = {None: []}
         for name, columns in fields.inputs().items():
             groups = {group_of.get(column) for column in columns}
-            found.setdefault(groups.pop() if len(groups) == 1 else None, []).append(name)
-        self._rows = fields.only(found.pop(None))
-        self._unique = {str(group): fields.only(names) for group, names in found.items()}
-        self._compact = {group: [name for name in found[group] if name in compact] for group in self._unique}
-        self._repeats = {group for group in self._unique if len(self._compact[group]) < len(found[group])}
+            names_of.setdefault(groups.pop() if len(groups) == 1 else None, []).append(name)
+        self._rows = fields.only(names_of.pop(None))
+        self._unique = {str(group): fields.only(names) for group, names in names_of.items()}
+        self._compact = {group: [name for name in names_of[group] if name in compact] for group in self._unique}
+        self._repeats = {group for group in self._unique if len(self._compact[group]) < len(names_of[group])}
         self._codable = {*self._rows.inputs(), *(name for each in self._compact.values() for name in each)}
         self._names = [name for name in fields.inputs() if not any(name in each for each in self._compact.values())]
         self._groups = {
@@ -220,7 +220,7 @@ class StoredColumns:
         groups = reader.take(decoded)
         stored_once = {name for batch in groups.values() for name in batch.rows.schema.names}
         arrays = {name: decoded.batch.column(name) for name in self._rows.columns if name not in stored_once}
-        found: dict[str, pa.Array] = {}
+        fields: dict[str, pa.Array] = {}
         compact: list[UniqueRows[pa.RecordBatch]] = []
         for group, batch in groups.items():
             index = pa.array(batch.inverse)
@@ -229,7 +229,7 @@ class StoredColumns:
             if group in self._unique:
                 unique = self._unique[group].batch(batch.rows, uri, row_group, partition, coded=coded)
                 delivered = self._compact[group]
-                found |= {
+                fields |= {
                     name: _repeat(unique.column(name), index, name, uri, row_group)
                     for name in unique.schema.names
                     if name not in delivered
@@ -238,9 +238,9 @@ class StoredColumns:
                     compact.append(UniqueRows(unique.select(delivered), batch.inverse))
         stored = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
         rows = self._rows.batch(stored, uri, row_group, partition, rows=decoded.rows, coded=coded)
-        found |= dict(zip(rows.schema.names, rows.columns, strict=True))
-        schema = pa.schema([self._fields.field(name).with_type(found[name].type) for name in self._names])
-        return pa.RecordBatch.from_arrays([found[name] for name in self._names], schema=schema), tuple(compact)
+        fields |= dict(zip(rows.schema.names, rows.columns, strict=True))
+        schema = pa.schema([self._fields.field(name).with_type(fields[name].type) for name in self._names])
+        return pa.RecordBatch.from_arrays([fields[name] for name in self._names], schema=schema), tuple(compact)
 
     def _runs(self, group: str, row_group: int) -> RowGroupRuns:
         assert self._metadata is not None
@@ -282,8 +282,8 @@ def _overflows(unique: pa.Array, counts: npt.NDArray[np.int64]) -> bool:
 
 def _has_offsets(kind: pa.DataType) -> bool:
     """Whether arrays of a type hold offsets that may overflow, at some depth."""
-    own = pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_map(kind)
-    return own or any(_has_offsets(child.type) for child in child_fields(kind))
+    is_wide = pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_map(kind)
+    return is_wide or any(_has_offsets(child.type) for child in child_fields(kind))
 
 
 def _group_of(metadata: DedupMetadata) -> dict[str, str]:

@@ -53,9 +53,9 @@ class Claim:
         """Have the folder: a run that had it loses it, and its files below the hidden folder are deleted."""
         location = self.location
         put(location, self._claim, [self.run.encode()])
-        kept = {join(location.path, each) for each in (self._claim, self._own)}
+        paths = {join(location.path, each) for each in (self._claim, self._own)}
         for info in location.filesystem.get_file_info(pafs.FileSelector(join(location.path, self.hidden))):
-            if info.path not in kept:
+            if info.path not in paths:
                 with suppress(FileNotFoundError):  # its tasks may end meanwhile
                     delete(location.filesystem, info)
 
@@ -72,9 +72,9 @@ class Claim:
         """Raise TableError where another run has the folder."""
         holder = self.holder()
         if holder != self.run:
-            found = f"that of {holder}" if holder else "none"
+            owner = f"that of {holder}" if holder else "none"
             raise TableError(
-                f"{self.name} is no longer this run's: got {found}, expected the claim of {self.run}. Another "
+                f"{self.name} is no longer this run's: got {owner}, expected the claim of {self.run}. Another "
                 "run began there, or its files were deleted. Let one run at a time write there"
             )
 

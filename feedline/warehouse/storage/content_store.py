@@ -220,13 +220,13 @@ def older_than(work_dir: str, folder: str, seconds: float) -> list[str]:
     location = locate(absolute(work_dir))
     selector = pafs.FileSelector(join(location.path, folder), allow_not_found=True)
     try:
-        found = location.filesystem.get_file_info(selector)
+        infos = location.filesystem.get_file_info(selector)
     except OSError:
         return []
     limit_ns = time.time_ns() - int(seconds * 1e9)
     return [
         f"{folder}/{each.base_name}"
-        for each in found
+        for each in infos
         if each.type == pafs.FileType.File and each.mtime_ns is not None and 0 < each.mtime_ns < limit_ns
     ]
 

@@ -182,13 +182,13 @@ def _meaning(error: BaseException, where: str, verb: str, *, listed: bool, fetch
 
 
 def _names(error: BaseException) -> set[str]:
-    return {name for found in _NAMED.findall(str(error)) for name in found if name}
+    return {name for groups in _NAMED.findall(str(error)) for name in groups if name}
 
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status: in the text of pyarrow's errors, an attribute in those of the libraries under fsspec."""
-    if (found := _STATUS.search(str(error))) is not None:
-        return int(found[1] or found[2])
+    if (match := _STATUS.search(str(error))) is not None:
+        return int(match[1] or match[2])
     for owner in (error, getattr(error, "response", None)):
         for name in ("status", "status_code", "code"):
             value = getattr(owner, name, None)

@@ -89,8 +89,8 @@ def stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> S
         with suppress(ValueError):
             time = np.datetime64(facts["Last-Modified"].decode().rstrip("Z"), "ns")
             return Stamp(source.size(), int(time.astype(np.int64)), tag)
-    found = _stamp(filesystem, path)
-    return Stamp(found.size_bytes, found.mtime_ns, tag or found.tag)
+    stamp = _stamp(filesystem, path)
+    return Stamp(stamp.size_bytes, stamp.mtime_ns, tag or stamp.tag)
 
 
 def tag_in(details: Mapping[str, Any]) -> str:
@@ -170,8 +170,8 @@ class KnownFiles:
 def known_files(now: pa.Table, before: pa.Table) -> KnownFiles:
     """Compare files with those that were seen before. Both have path, bytes, mtime_ns and perhaps etag and
     footer_digest."""
-    found = pc.index_in(_column(now, "path"), value_set=_column(before, "path"))
-    index = found.fill_null(-1).to_numpy().astype(np.int64)
+    positions = pc.index_in(_column(now, "path"), value_set=_column(before, "path"))
+    index = positions.fill_null(-1).to_numpy().astype(np.int64)
     mine, theirs = (
         files.select([name for name in _COMPARED if name in files.schema.names]).take(pa.array(places))
         for files, places in ((now, np.flatnonzero(index >= 0)), (before, index[index >= 0]))

@@ -253,10 +253,10 @@ def uri_on(location: Location, path: str) -> str:
     if not is_uri(location.uri):
         return path
     # s3://b/t/x?region=r at b/t/x, path b/t/y -> s3://b/t/y?region=r
-    own, other = ([part for part in each.split("/") if part] for each in (location.path, path))
-    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False))))
-    address, options = split_options(ancestor(location.uri, len(own) - shared))
-    return "/".join([address, *other[shared:]]) + options
+    parts, target = ([part for part in each.split("/") if part] for each in (location.path, path))
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(parts, target, strict=False))))
+    address, options = split_options(ancestor(location.uri, len(parts) - shared))
+    return "/".join([address, *target[shared:]]) + options
 
 
 def list_tree(location: Location) -> list[pafs.FileInfo]:
