@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "warehouse/discovery",
         "common-root",
-        "if shared[i] != other[i]), length)]",
-        "if shared[i] == other[i]), length)]",
+        "while shared and is_partition(shared[-1]):",
+        "while shared and not is_partition(shared[-1]):",
         "the root of several named paths is not the folder that they share",
     ),
     Mutation(

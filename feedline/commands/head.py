@@ -29,11 +29,13 @@ from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.ops import bind
 from feedline.transforms.ops.vocabulary import Vocabulary, decode
 from feedline.transforms.registry.op import same_ids
-from feedline.warehouse.selection.first_rows import first_rows
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
+from feedline.warehouse.selection.select import first_rows, screened_splits
 
 _MAX_ELEMENTS = 4  # shown of a list
 _MAX_CHARACTERS = 28  # shown of a value
 _NOT_FITTED = "not fitted"
+_CHUNK_ROWS = 2_048
 
 Decoder = Callable[[int], Any]
 
@@ -73,8 +75,10 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     compiled_inputs = compile_spec(spec, schema, inputs, artifacts=artifact_set)
     columns = list(dict.fromkeys([*compiled.parts, *compiled_inputs.parts]))
     marks = bound_marks(spec, compiled)
-    exclusion = named_exclusion(spec, snapshot)
-    chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample, marks=marks, exclusion=exclusion)
+    splits = screened_splits(snapshot, where, sample, exclusion=named_exclusion(spec, snapshot))
+    request = ReadRequest(columns, schema, where, sample=sample, marks=marks, chunk_rows=_CHUNK_ROWS)
+    every_chunk = (chunk for split in splits if split.row_groups for chunk in read_fragment(split, request))
+    chunks = first_rows(every_chunk, count)
     if not chunks:
         raise PlanError(f"no row is kept: got none of {snapshot.rows:,} rows of {spec.source.table}")
     frame = pl.concat([chunk.frame for chunk in chunks], rechunk=True)

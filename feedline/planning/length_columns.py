@@ -13,10 +13,8 @@ from feedline.blocks.request import RowOrder
 from feedline.config import PipelineSpec
 from feedline.config.sections import BatchSpec
 from feedline.config.yaml_document import Path
-from feedline.expressions import BoundExpression
 from feedline.warehouse.parquet.schemas import is_list
 from feedline.warehouse.reading.fragment import nearest_hint
-from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.selection.row_measures import LengthCounts, count_lengths
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -44,8 +42,6 @@ def length_order(spec: PipelineSpec, snapshot: Snapshot) -> RowOrder | None:
 def bucket_counts(
     spec: PipelineSpec,
     snapshot: Snapshot,
-    where: BoundExpression | None,
-    sample: BoundSample | None,
     selection: Selection,
     map: Map | None,
 ) -> LengthCounts | None:
@@ -54,7 +50,7 @@ def bucket_counts(
     column, bounds = spec.batch.lengths, spec.batch.buckets
     if column is None or bounds is None:
         return None
-    counts = count_lengths(snapshot, where, sample, selection, column, bounds, work_dir=spec.work_dir, map=map)
+    counts = count_lengths(snapshot, selection, column, bounds, work_dir=spec.work_dir, map=map)
     beyond = int(counts.beyond.sum())
     if beyond and spec.batch.longer == "error":
         first = int(np.argmax(counts.beyond > 0))

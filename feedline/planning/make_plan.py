@@ -195,8 +195,8 @@ def plan_source(
         skipped=load_skipped(spec.work_dir, snapshot.id),
         border=border,
         rebase=rebase,
-        lengths=bucket_counts(spec, snapshot, where, sample, selection, map) if exclude else None,
-        weights=weigh_rows(spec, snapshot, selection, where, sample=sample, map=map) if exclude else None,
+        lengths=bucket_counts(spec, snapshot, selection, map) if exclude else None,
+        weights=weigh_rows(spec, snapshot, selection, map) if exclude else None,
         salt=() if spec.source_name is None else (spec.source_name,),
         share=Fraction(spec.batch.size, spec.whole.batch.size),
     )

@@ -28,7 +28,6 @@ from feedline.blocks.row_order import order_values, ordered_rows
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.delivered_rows import DeliveredRows, find_delivered_rows
-from feedline.planning.recording import unkeyed_recording
 from feedline.planning.schedule import Block
 from feedline.planning.source_plan import SourcePlan, left_out
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
@@ -37,7 +36,7 @@ from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Records, RowIdentities, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase
-from feedline.warehouse.rebase.row_identity import delivered_again, identity_kind
+from feedline.warehouse.rebase.row_identity import NAMELESS, delivered_again, identity_kind
 from feedline.warehouse.snapshot.snapshot import Snapshot, retimed_text
 from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
@@ -99,7 +98,7 @@ class _RebasePlanner:
         self._epoch, self._step = epoch, step
         self._map = map
         self._files = file_changes(old.snapshot, new.snapshot)
-        self._recording = old.job.record or unkeyed_recording(old.spec, old.snapshot, old.features.parts)
+        self._recording = old.job.record
         self._schedule = old.schedule(epoch)
         self._records = Records(old.spec.work_dir, self._recording.identity) if self._recording else None
         self._gone = 0
@@ -222,7 +221,7 @@ class _RebasePlanner:
         if missing:
             raise self._unrecorded_error(sum(sum(part.expected) for part in parts), parts)
         rows = self._identities(parts)
-        nameless = self._nameless(rows)
+        nameless = rows == NAMELESS
         for names in (identities, rows[~nameless]):
             self._refuse_duplicates(names, parts[0])
         excluded = delivered_again(identities, rows)
@@ -248,9 +247,6 @@ class _RebasePlanner:
             if len(groups):
                 yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept[groups], plan.selection.proofs)
 
-    def _nameless(self, rows: Words) -> Bools:
-        return np.zeros(len(rows), np.bool_) if self._recording is None else self._recording.identity.nameless(rows)
-
     def _delivered_identities(self, groups: list[int], done: Mapping[int, Bools]) -> tuple[Words, int]:
         """The identities of the delivered rows of some row groups of the old table, and how many have none."""
         old = self._old
@@ -258,7 +254,7 @@ class _RebasePlanner:
         for file, of_file in by_file(old.snapshot, groups):
             fragment = fragment_at(old.snapshot, file, of_file, self._old_kept[of_file])
             for group, identities in zip(of_file.tolist(), self._recorded_identities(fragment), strict=True):
-                usable = identities.present & ~self._nameless(identities.rows)
+                usable = identities.present & (identities.rows != NAMELESS)
                 missing += int((done[group] & ~usable).sum())
                 parts.append(identities.rows[done[group] & usable])
         return np.concatenate(parts), missing
@@ -295,8 +291,7 @@ class _RebasePlanner:
 
     def _refuse_duplicates(self, identities: Words, fragment: Fragment) -> None:
         """Raise DataError for a row key that two rows share."""
-        assert self._recording is not None
-        duplicates = len(identities) - len(np.unique(identities)) if self._recording.identity.unique else 0
+        duplicates = len(identities) - len(np.unique(identities))
         if duplicates:
             raise DataError(
                 f"source.row_key is not unique: got {duplicates:,} rows with the key of another in the partition of "

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from feedline.config import PipelineSpec
-from feedline.config.sections import ShuffleSpec
 from feedline.config.source_section import SourceSpec
 from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.rebase.recorded_rows import Recording
-from feedline.warehouse.rebase.row_identity import identity_kind, identity_of, unkeyed_identity
+from feedline.warehouse.rebase.row_identity import identity_kind, identity_of
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 
@@ -31,7 +30,7 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
             got = str(schema.field(name).type) if name in schema.names else "no column of that name"
             message = f"{name!r} cannot identify rows: got {got}, expected a column of numbers, times, strings or lists"
             raise spec.error(("source", "row_key"), message)
-    by = _shuffle_by(spec.shuffle)
+    by = spec.shuffle.by if spec.shuffle is not None else None
     lengths = spec.batch.balance.column if spec.batch.balance is not None else None
     stored, kept = _identity_inputs(spec.source, by or lengths, snapshot, key)
     identity = identity_of(stored, key, by=by or lengths, by_length=lengths is not None, kept=kept)
@@ -40,18 +39,6 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
             ("source", "row_key"), f"consists of partition keys: got {', '.join(key)}. Name a column of the files"
         )
     return Recording(identity=identity, work_dir=spec.work_dir)
-
-
-def unkeyed_recording(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str]) -> Recording | None:
-    """Where a run of an earlier version may have recorded identities without a row key."""
-    by = _shuffle_by(spec.shuffle)
-    stored, kept = _identity_inputs(spec.source, by, snapshot, columns)
-    identity = unkeyed_identity(stored, columns, by=by, kept=kept)
-    return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
-
-
-def _shuffle_by(shuffle: ShuffleSpec | None) -> str | None:
-    return shuffle.by if shuffle is not None else None
 
 
 def _identity_inputs(

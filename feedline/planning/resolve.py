@@ -249,7 +249,7 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     old = old.with_window(_window_of(fields))
     if not spec.is_mixed:
         own = with_exclusion_of(old.source, fields["plan"])
-        lengths = bucket_counts(spec, own.snapshot, own.where, own.sample, own.selection, map)
+        lengths = bucket_counts(spec, own.snapshot, own.selection, map)
         old = old.with_sources([replace(own, lengths=lengths)])
     _refuse_other_plan(old, {"plan": fields["plan"]})
     refuse_step_beyond(fields, old.facts())

@@ -19,10 +19,9 @@ from feedline.blocks.permutation import random_words
 from feedline.blocks.request import RowOrder
 from feedline.config import PipelineSpec
 from feedline.errors import NoStepError
-from feedline.expressions import BoundExpression
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.row_weights import EXACT, can_weigh, quanta_of
-from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.selection.row_measures import measure_rows
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -113,9 +112,6 @@ def weigh_rows(
     spec: PipelineSpec,
     snapshot: Snapshot,
     selection: Selection,
-    where: BoundExpression | None,
-    *,
-    sample: BoundSample | None,
     map: Map | None,
 ) -> RowWeights | None:
     """The weights of the selected rows; None without `shuffle.weights`. Raises NoStepError where none can be drawn,
@@ -124,7 +120,7 @@ def weigh_rows(
     if order is None or spec.shuffle is None:
         return None
     measure = _Quanta(order.column)
-    measured = measure_rows(snapshot, selection, measure, where, sample=sample, work_dir=spec.work_dir, map=map)
+    measured = measure_rows(snapshot, selection, measure, work_dir=spec.work_dir, map=map)
     quanta, exponents, precisions = measured.T
     rows = int(selection.rows.sum())
     if not quanta.any():

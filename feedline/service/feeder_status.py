@@ -144,8 +144,7 @@ def _read_parts(plan: SourcePlan, *, named: bool) -> Iterator[ReadPart]:
     nbytes = int(sizes[kept_groups].sum())
     yield ReadPart(what=f"{head}files", total=len(snapshot.files), kept=files, nbytes=nbytes)
     before = len(kept_groups)
-    stages = stages_of(snapshot, selection.verdicts, rows=selection.kept_rows, matched=selection.matched)
-    for stage in (*stages, None):
+    for stage in (*stages_of(snapshot, selection.verdicts), None):
         row_groups, name = (kept_groups, "exclusions") if stage is None else (stage.row_groups, stage.name)
         kept = int(np.count_nonzero(row_groups))
         if name in ("partitions", "statistics") or kept < before:

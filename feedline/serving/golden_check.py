@@ -43,7 +43,7 @@ from feedline.serving.encoder import Serving
 from feedline.transforms.ops import bind
 from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import BoundSample
-from feedline.warehouse.selection.first_rows import screened_splits
+from feedline.warehouse.selection.select import screened_splits
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import absolute, join, locate, redact
 

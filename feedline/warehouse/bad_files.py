@@ -10,7 +10,7 @@ files and then raises BadFilesFoundError with all bad ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -198,7 +198,6 @@ def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple
 
 
 def _matches(uri: str, files: pa.Table, findings: Mapping[str, BadFile]) -> dict[int, BadFile]:
-    """The findings about files that are the same, by index of the file."""
     root = join(redact(uri), "")
     below = [bad for name, bad in findings.items() if name.startswith(root)]
     known = known_files(files, _table(below).append_column("path", [[bad.file[len(root) :] for bad in below]]))
@@ -218,5 +217,4 @@ def _load(work_dir: str, name: str) -> list[BadFile]:
 
 
 def _table(findings: Iterable[BadFile]) -> pa.Table:
-    rows = [{name: getattr(bad, name) for name in _SCHEMA.names} for bad in findings]
-    return pa.Table.from_pylist(rows, schema=_SCHEMA)
+    return pa.Table.from_pylist([asdict(bad) for bad in findings], schema=_SCHEMA)

@@ -16,11 +16,10 @@ import dask.dataframe as dd
 import pandas as pd
 import pyarrow as pa
 
-from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import source_columns
 from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import ReadRequest, read_arrow
-from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
+from feedline.warehouse.reading.sample import Sample, with_weight
 from feedline.warehouse.selection.select import SPLIT_ROWS, Selection, bind_once, plan_fragments
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
@@ -51,16 +50,15 @@ def to_dask(
     snapshot: Snapshot,
     selection: Selection,
     columns: Sequence[str] | None,
-    where: BoundExpression | None,
     *,
-    sample: BoundSample | None = None,
     split_rows: int = SPLIT_ROWS,
 ) -> Any:
     """The selected rows as a `dask.dataframe.DataFrame`.
 
-    `columns`: columns and column parts, in order (None: all columns, partition keys last). `selection` must be that of
-    `where` and `sample`; row groups that were not counted are read and filtered, and split by the rows they store.
+    `columns`: columns and column parts, in order (None: all columns, partition keys last). Row groups that were not
+    counted are read and filtered, and split by the rows they store.
     """
+    where, sample = selection.where, selection.sample
     whole = snapshot.schema if sample is None else with_weight(snapshot.schema, columns)
     names = tuple(snapshot.schema.names if columns is None else columns)
     meta = _pandas(pa.schema([field_of(whole, name) for name in names]).empty_table())

@@ -203,7 +203,6 @@ def check_pages(findings: Findings, columns: Sequence[str], *, map: Map | None, 
 
 
 def _rows_of(findings: Findings, indices: Mapping[str, int], task: PageTask) -> int:
-    """The stored rows of a task."""
     footers = [(findings.footers[indices[fragment.path]], fragment.row_groups) for fragment in task.fragments]
     return sum(footer.rows[group] for footer, groups in footers for group in groups)
 
@@ -226,7 +225,6 @@ def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
 
 
 def _footers(block: FactBlock) -> dict[int, Footer]:
-    """The footers of a block's files, by index in the listing."""
     footers, first = {}, 0
     rows = block.row_groups["rows"].to_pylist()
     for file in block.files.select(["file", "etag", "footer_digest", "footer_bytes", "row_groups"]).to_pylist():

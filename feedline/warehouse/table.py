@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from feedline.errors import TableError
-from feedline.expressions import BoundExpression, bind_where
+from feedline.expressions import bind_where
+from feedline.resources.cgroups import available_cores
 from feedline.warehouse.discovery.formats import list_table
-from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
+from feedline.warehouse.optimize.optimize import OptimizeReport, TaskRunner, optimize
 from feedline.warehouse.optimize.recipe import Names, Settings, names_of
 from feedline.warehouse.optimize.usage import load_uses, popular_columns
-from feedline.warehouse.reading.fragment import Fragment, field_of
+from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.read import ReadRequest, read_arrow
-from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
-from feedline.warehouse.selection.select import SPLIT_ROWS, plan_fragments, screen_rows
+from feedline.warehouse.reading.sample import Sample, bind_sample, with_weight
+from feedline.warehouse.selection.select import SPLIT_ROWS, Selection, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import redact
@@ -71,6 +73,12 @@ class Table:
         """List the table and read its footers."""
         return snapshot_of(list_table(self.uri, **self._state))
 
+    def _select(self, where: str | None, sample: Sample | Mapping[str, Any] | None) -> tuple[Snapshot, Selection]:
+        snapshot, parsed = self.snapshot(), Sample.of(sample)
+        bound = None if where is None else bind_where(where, snapshot.schema)
+        sampled = None if parsed is None else bind_sample(parsed, snapshot.schema)
+        return snapshot, screen_rows(snapshot, bound, sample=sampled)
+
     def to_dask(
         self,
         columns: Sequence[str] | None = None,
@@ -85,10 +93,8 @@ class Table:
         """
         from feedline.warehouse.dask_frame import to_dask  # noqa: PLC0415 -- 0.35 s of pandas, in every process start
 
-        snapshot = self.snapshot()
-        bound, sampled = _bind(where, snapshot), _sample(sample, snapshot)
-        selection = screen_rows(snapshot, bound, sample=sampled)
-        return to_dask(snapshot, selection, columns, bound, sample=sampled, split_rows=split_rows)
+        snapshot, selection = self._select(where, sample)
+        return to_dask(snapshot, selection, columns, split_rows=split_rows)
 
     def read(
         self,
@@ -102,17 +108,14 @@ class Table:
         `sample`: a share of them, by the keys of `source.sample` in pipeline.yaml, such as `{"fraction": 0.1}`;
         `columns` may then name `sample_weight` (float32). Raises SpecError for a sample that does not fit the table.
         """
-        snapshot = self.snapshot()
-        bound, sampled = _bind(where, snapshot), _sample(sample, snapshot)
+        snapshot, selection = self._select(where, sample)
         names = snapshot.schema.names if columns is None else list(columns)
-        whole = snapshot.schema if sampled is None else with_weight(snapshot.schema, columns)
+        whole = snapshot.schema if selection.sample is None else with_weight(snapshot.schema, columns)
         schema = pa.schema([field_of(whole, name) for name in names])
 
-        def part(fragment: Fragment) -> pa.Table:
-            return read_arrow(fragment, ReadRequest(names, whole, bound, sample=sampled))
-
-        fragments = plan_fragments(snapshot, screen_rows(snapshot, bound, sample=sampled), SPLIT_ROWS)
-        return pa.concat_tables([schema.empty_table(), *in_threads(part, fragments)])
+        request = ReadRequest(names, whole, selection.where, sample=selection.sample)
+        fragments = plan_fragments(snapshot, selection, SPLIT_ROWS)
+        return pa.concat_tables([schema.empty_table(), *in_threads(partial(read_arrow, request=request), fragments)])
 
     def optimize(
         self,
@@ -147,16 +150,5 @@ class Table:
             layout,
             source=names_of(self.uri),
             projection=names_of(projection),
-            map=map,
-            threads=threads,
-            memory_bytes=memory_bytes,
+            runner=TaskRunner(map=map, threads=threads or available_cores(), memory_bytes=memory_bytes),
         )
-
-
-def _sample(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
-    parsed = Sample.of(sample)
-    return None if parsed is None else bind_sample(parsed, snapshot.schema)
-
-
-def _bind(where: str | None, snapshot: Snapshot) -> BoundExpression | None:
-    return None if where is None else bind_where(where, snapshot.schema)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rewritten import Rewritten, earlier_version, rows_dropped, state_at, steps
+from rewritten import Rewritten, rows_dropped, state_at, steps
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError
@@ -165,31 +164,6 @@ def test_samples(place: Rewritten, key: dict[str, str]):
     assert Counter(after) == Counter(sampled - set(before))
 
 
-def test_an_earlier_run_that_read_parts_of_columns(tmp_path: Path):
-    """Earlier versions recorded parts of structs and maps like columns."""
-    place = Rewritten(tmp_path)
-
-    def write(ids: list[int]) -> None:
-        path = place.table / "a.parquet"
-        path.parent.mkdir(exist_ok=True)
-        user = pa.array([{"id": row, "name": "x"} for row in ids])
-        facts = pa.array([[("a", row)] for row in ids], pa.map_(pa.string(), pa.int64()))
-        pq.write_table(pa.table({"user": user, "facts": facts}), path, row_group_size=40)
-
-    write(list(range(200)))
-    features = {"extra": {"id": {"expr": 'user["id"]'}}, "categorical": {"a": {"expr": 'facts["a"]'}}}
-    pipeline = place.pipeline(features=features, source={"row_key": None})
-    with earlier_version():
-        plan, step, before = run_to(pipeline, 0.5)
-    assert plan.source.job.record is not None
-    assert set(plan.source.job.record.identity.names) == {'user["id"]', 'facts["a"]'}
-    state = state_at(plan, 0, step)
-    write([row for row in reversed(range(200)) if row % 3])
-    new = pipeline.rebase(state)
-    after = steps(pipeline, new, 0, step)
-    assert Counter(after) == Counter({row for row in range(200) if row % 3} - set(before))
-
-
 def test_columns_that_changed_their_type(place: Rewritten):
     pipeline = place.pipeline(features={"extra": ["id"]})
     plan, step, _ = run_to(pipeline, 0.5)
@@ -255,21 +229,6 @@ def test_without_records_a_rebase_is_refused(place: Rewritten, keyed: bool):
         pipeline.rebase(state)
 
 
-@pytest.mark.parametrize("shuffle", ["on", "by"])
-def test_a_run_of_an_earlier_version_without_a_row_key(place: Rewritten, shuffle: str):
-    """What it recorded serves a rebase, and one after that."""
-    pipeline = place.pipeline(shuffle=SHUFFLES[shuffle], source={"row_key": None})
-    with earlier_version():
-        plan, step, before = run_to(pipeline, 0.5)
-    state = state_at(plan, 0, step)
-    assert pipeline.plan().source.job.record is None
-    for _ in range(2):
-        place.delete("ds=1/0.parquet")
-        plan = pipeline.rebase(state)
-        state = plan.state_after(state)
-        check_rest(place, pipeline, plan, state, before)
-
-
 def test_a_damaged_record_is_no_record(place: Rewritten):
     pipeline = place.pipeline()
     plan, step, _ = run_to(pipeline, 1.0)
@@ -280,24 +239,17 @@ def test_a_damaged_record_is_no_record(place: Rewritten):
         pipeline.rebase(state_at(plan, 0, step - 1))
 
 
-@pytest.mark.parametrize("keyed", [True, False])
-def test_rows_that_are_equal(tmp_path: Path, keyed: bool):
-    """A row key refuses them; without one, in records of earlier versions, they are interchangeable."""
+def test_rows_that_are_equal_are_refused(tmp_path: Path):
     place = Rewritten(tmp_path)
     place.write("ds=0/0.parquet", [*range(40), *range(40)], row_group_rows=80)
     place.write("ds=1/0.parquet", range(40, 60))
-    pipeline = place.pipeline(shuffle="off", lanes=1, source={} if keyed else {"row_key": None})
-    with nullcontext() if keyed else earlier_version():
-        plan = pipeline.plan()
-        before = steps(pipeline, plan, 0, 0, 7)
+    pipeline = place.pipeline(shuffle="off", lanes=1)
+    plan = pipeline.plan()
+    before = steps(pipeline, plan, 0, 0, 7)
     assert Counter(before) == Counter([*range(40), *range(16)])
     place.write("ds=0/0.parquet", [*range(30), *range(39, -1, -1)])  # ten rows are gone, once
-    if keyed:
-        with pytest.raises(DataError, match="row_key is not unique: got 16 rows with the key of another"):
-            pipeline.rebase(state_at(plan, 0, 7))
-        return
-    after = steps(pipeline, pipeline.rebase(state_at(plan, 0, 7)), 0, 7)
-    assert Counter(after) == Counter([*range(40), *range(30), *range(40, 60)]) - Counter(before)
+    with pytest.raises(DataError, match="row_key is not unique: got 16 rows with the key of another"):
+        pipeline.rebase(state_at(plan, 0, 7))
 
 
 def test_what_changed_is_counted(tmp_path: Path):

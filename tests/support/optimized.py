@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from decimal import Decimal
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -19,7 +21,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from reference_hash import GOLDEN, digest_of, mix
 
-from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
+from feedline.warehouse.optimize.optimize import OptimizeReport, TaskRunner, optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -46,6 +48,11 @@ def events(rows: int, seed: int = 0, *, keys: int = 40) -> pa.Table:
     )
 
 
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def warehouse(root: Path, days: int = 3, rows: int = 500, files: int = 3, **options: Any) -> Path:
     """Write `days` partitions of events, with several files and row groups each."""
     for day in range(days):
@@ -59,14 +66,14 @@ def warehouse(root: Path, days: int = 3, rows: int = 500, files: int = 3, **opti
 
 def rewrite(source: Path, target: Path, *, projection: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:
     """Run `optimize` in one thread."""
-    more = {name: settings.pop(name) for name in ("map", "threads", "memory_bytes", "say") if name in settings}
+    options = {name: settings.pop(name) for name in ("map", "threads", "memory_bytes") if name in settings}
     return optimize(
         take_snapshot(str(source)),
         str(target),
         Settings(**settings),
         source=[str(source)],
         projection=projection,
-        **{"threads": 1, **more},
+        runner=TaskRunner(**{"threads": 1, **options}),
     )
 
 
@@ -128,3 +135,12 @@ def assert_clustered(root: Path) -> None:
         assert [key_hash([key]) for key in runs] == sorted(key_hash([key]) for key in runs)
         times = rows["ts"].to_pylist()
         assert all(a[1] <= b[1] for a, b in pairwise(zip(keys, times, strict=True)) if a[0] == b[0])
+
+
+def stored_row_groups(paths: list[Path]) -> Iterator[tuple[pa.Table, dict[str, Any], int]]:
+    """Each row group as it is stored, its file's metadata, and its index in the file; read with pyarrow."""
+    for path in paths:
+        file = pq.ParquetFile(path)
+        content = json.loads(file.metadata.metadata[b"feedline.dedup"])
+        for index in range(file.num_row_groups):
+            yield file.read_row_group(index), content, index

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Pipeline
-from feedline.config import PipelineSpec
 from feedline.loader.state import state_of
 from feedline.loader.wire.facts import PlanFacts
 from feedline.planning.plan import Plan
-from feedline.planning.recording import unkeyed_recording
-from feedline.planning.table_features import compile_spec, planned_schema
-from feedline.warehouse.rebase.recorded_rows import Recording
-from feedline.warehouse.snapshot.snapshot import Snapshot
 
 FEATURES = {"extra": {"id": [], "name": []}, "dense": {"x": [{"fill_null": 0}]}, "sparse": {"ids": []}}
 
@@ -137,17 +130,6 @@ def steps(pipeline: Pipeline, plan: Plan, epoch: int, first: int, last: int | No
             ids, valid = batch.extra["id"].tolist(), batch.valid.tolist()
             found += [row for row, counts in zip(ids, valid, strict=True) if counts]
     return found
-
-
-@contextmanager
-def earlier_version() -> Iterator[None]:
-    """Within the block, plans record identities without a row key, as earlier versions did."""
-
-    def recording(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
-        return unkeyed_recording(spec, snapshot, compile_spec(spec, planned_schema(spec, snapshot.schema)).parts)
-
-    with mock.patch("feedline.planning.make_plan.recording_of", recording):
-        yield
 
 
 def state_at(plan: Plan, epoch: int, step: int) -> dict[str, Any]:

@@ -67,3 +67,11 @@ def collection(folder: str) -> list[Path]:
     return sorted(
         path for path in (COLLECTION / folder).rglob("*.parquet*") if path.is_file() and path.suffix != ".json"
     )
+
+
+def touch(root: Path, *names: str) -> None:
+    """Write files of one byte."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")

@@ -14,7 +14,7 @@ from optimized import multiset, rewrite, warehouse
 from feedline import Table
 from feedline.errors import TableError
 from feedline.warehouse.optimize.landing import target_at
-from feedline.warehouse.optimize.optimize import optimize
+from feedline.warehouse.optimize.optimize import TaskRunner, optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import load_uses, record_usage
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -47,7 +47,7 @@ def test_a_table_is_written_to_a_store_and_finished_there(
 
     def run() -> tuple[int, int]:
         snapshot = take_snapshot(str(source))
-        report = optimize(snapshot, uri, SETTINGS, memory_bytes=memory_bytes, threads=2)
+        report = optimize(snapshot, uri, SETTINGS, runner=TaskRunner(memory_bytes=memory_bytes, threads=2))
         return report.written, report.finished
 
     assert run() == (2, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from damage import GROUP, ROWS, flip_a_page, truncate, write
 from pipelines import Place, furnished, image
-from processes import ended, ended_here, feedline
+from processes import ended, ended_here
+from second_writer import write_meanwhile
 from tables_with_bad_files import ids, of_parts, part, pipeline_over
 
 import feedline.warehouse.snapshot.footer_tasks as footer_tasks
@@ -26,9 +28,11 @@ from feedline.warehouse.bad_files import (
     findings_in,
     leave_out,
     load_findings,
+    record_findings,
 )
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.take import take_snapshot
+from feedline.warehouse.storage import content_store
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +75,6 @@ def test_bad_files_leave_the_plan_and_are_reported_everywhere(place: Place, tmp_
             length = len(dataset)
         assert length == 2 * ROWS // 256
         check(dataset.facts["bad_files"])
-
-
-def test_with_error_a_bad_file_is_an_error(place: Place, tmp_path: Path):
-    table = write(tmp_path / "t")
-    truncate(part(table, 1))
-    with pytest.raises(CorruptFileError, match=r"part=1/data\.parquet"):
-        Pipeline.from_yaml(pipeline_over(place, table, on_bad_file="error")).plan()
 
 
 def test_findings_about_files_that_nobody_can_tell_do_not_last(tmp_path: Path):
@@ -201,23 +198,6 @@ def test_batches_are_those_of_the_table_without_the_file(place: Place, tmp_path:
     assert len(skipping[0]) == len(skipping[1])
 
 
-@pytest.mark.slow
-def test_a_run_with_trainers_reports_the_files_left_out(place: Place, tmp_path: Path):
-    """As soon as there is a plan, and in the summary."""
-    table = write(tmp_path / "t")
-    truncate(part(table, 1))
-    path = pipeline_over(place, table)
-    with feedline("run", path, "--json") as run:
-        run.line("waiting for a trainer")
-        with pytest.warns(UserWarning, match="1 bad file left out"), FeedlineDataset(path) as dataset:
-            assert sum(batch.rows for batch in dataset) == 3 * ROWS
-        run.line("1 bad file left out of the plan, 0 rows, besides those of 1 whose footer cannot be read")
-        assert str(part(table, 1)) in run.line("data.parquet").string
-        [bad] = json.loads(run.line(r'"bad_files"').string)["bad_files"]
-        assert bad["path"] == str(part(table, 1))
-        assert run.wait(60) == 0
-
-
 def test_bad_files_of_a_saved_snapshot_are_left_out(place: Place, tmp_path: Path):
     """By earlier findings and by the counting pass; nothing is listed or read again."""
     table = write(tmp_path / "t")
@@ -252,3 +232,72 @@ def test_a_second_run_reads_the_same_table(place: Place, tmp_path: Path, change:
     )
     assert (second.fingerprint, second.source.skipped) == (first.fingerprint, first.source.skipped)
     assert [bad.file for bad in first.source.skipped] == [str(part(table, number)) for number in (0, 2)]
+
+
+def test_findings_are_recorded_and_files_not_read_again(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = write(tmp_path / "t")
+    truncate(part(table, 1))
+    flip_a_page(part(table, 2))
+    path = pipeline_over(place, table, where="x > -1")
+    first = Pipeline.from_yaml(path).plan()
+    assert len(first.source.skipped) == 2
+    work = str(tmp_path / "work")
+    assert set(load_findings(work)) == {str(part(table, 1)), str(part(table, 2))}
+    read: list[str] = []
+    original = footer_tasks.file_facts
+
+    def spy(filesystem: Any, file: str, *rest: Any) -> Any:
+        read.append(file)
+        return original(filesystem, file, *rest)
+
+    monkeypatch.setattr(footer_tasks, "file_facts", spy)
+    second = Pipeline.from_yaml(path).plan()
+    assert not {str(part(table, 1)), str(part(table, 2))} & set(read)
+    assert (second.source.snapshot.id, second.source.skipped) == (first.source.snapshot.id, first.source.skipped)
+    # a file that was replaced is looked at anew; with `error` nothing that is only remembered counts
+    shutil.copy(part(write(tmp_path / "good"), 1), part(table, 1))
+    assert ids(path) == of_parts(0, 1, 3)
+    plan = Pipeline.from_yaml(path, {"source.on_bad_file": "error", "source.where": None}).plan()
+    assert (plan.source.selection.rows.sum(), plan.source.skipped) == (4 * ROWS, ())
+
+
+def test_a_file_that_is_gone_is_no_longer_reported(place: Place, tmp_path: Path):
+    table = write(tmp_path / "t")
+    truncate(part(table, 1))
+    path = pipeline_over(place, table)
+    before = Pipeline.from_yaml(path).plan()
+    part(table, 1).unlink()
+    after = Pipeline.from_yaml(path).plan()
+    assert before.source.snapshot.id == after.source.snapshot.id
+    assert (len(before.source.skipped), len(after.source.skipped)) == (1, 0)
+
+
+def test_findings_about_good_files_are_removed(tmp_path: Path):
+    one, two = (
+        BadFile(file=f"f{number}", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
+        for number in (1, 2)
+    )
+    record_findings(str(tmp_path), [one, two])
+    record_findings(str(tmp_path), [], good_files=["f1", "f3"])
+    assert load_findings(str(tmp_path)) == {"f2": two}
+
+
+def test_two_checks_at_once_keep_the_findings_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    one, two, three = (
+        BadFile(file=f"f{number}", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
+        for number in (1, 2, 3)
+    )
+    record_findings(str(tmp_path), [three])
+    second = write_meanwhile(
+        monkeypatch, content_store, "create", lambda: record_findings(str(tmp_path), [two], good_files=["f3"])
+    )
+    record_findings(str(tmp_path), [one])
+    second.join()
+    assert load_findings(str(tmp_path)) == {"f1": one, "f2": two}
+
+
+def test_findings_that_are_recorded_need_no_folder_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bad = BadFile(file="f", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
+    record_findings(str(tmp_path), [bad])
+    monkeypatch.setattr(content_store, "lock_file", None)
+    record_findings(str(tmp_path), [bad], good_files=["other"])

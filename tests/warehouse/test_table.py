@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import subprocess
-import sys
 from pathlib import Path
-from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from warehouse_samples import sample, write
 
 from feedline import Table
-from feedline.errors import CorruptFileError, ExpressionError, TableChangedError, TableError, TableNotFoundError
-from feedline.warehouse.reading.read import ReadRequest, read_fragment
-from feedline.warehouse.selection.select import plan_fragments, screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.locations import Location
+from feedline.errors import ExpressionError, TableError
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +36,6 @@ def hive(root: str) -> ds.Dataset:
 
 def test_a_whole_table_is_read_as_by_pyarrow(root: str) -> None:
     assert Table(root).read().equals(hive(root).to_table())
-
-
-def test_columns_are_in_the_requested_order(root: str) -> None:
-    columns = ["c", "ids", "i64", "ds", "half"]
-    assert Table(root).read(columns).equals(hive(root).to_table(columns=columns))
 
 
 @pytest.mark.parametrize(
@@ -92,49 +79,6 @@ def test_files_lists_globs_and_uris_serve_too(root: str) -> None:
     assert Table(f"file://{root}").read(["i64", "ds", "c"], 'ds == "2026-01-02"').equals(expected)
 
 
-@pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Object-store paths (no leading slash, options in the URI) over a local folder."""
-    filesystem = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
-
-    def locate(uri: str) -> Location:
-        return Location(uri, filesystem, unquote(uri.partition("://")[2].partition("?")[0]))
-
-    for module in ("discovery.hive", "snapshot.footer_tasks", "reading.fragment", "storage.content_store"):
-        monkeypatch.setattr(f"feedline.warehouse.{module}.locate", locate)
-    return tmp_path
-
-
-def test_tables_and_snapshots_on_an_object_store(bucket: Path) -> None:
-    table = pa.table({"x": range(10)})
-    write(bucket / "b" / "t", {f"k={k}/f.parquet": table for k in ("a%20b", "c")})
-    expected = [{"x": x, "k": k} for k in ("a b", "c") for x in range(10)]
-    options = "?region=eu&endpoint_override=localhost:9"
-    for names, uri in (
-        (f"s3://b/t{options}", f"s3://b/t{options}"),
-        (f"s3://b/t/{options}", f"s3://b/t{options}"),
-        (f"s3://b/t/k=*/f.parquet{options}", f"s3://b/t{options}"),
-        ([f"s3://b/t/k=c/f.parquet{options}", f"s3://b/t/k=a%2520b{options}"], f"s3://b/t{options}"),
-    ):
-        snapshot = Table(names).snapshot()
-        assert snapshot.uri == uri
-        assert Table(names).read().to_pylist() == expected
-        assert Table(names).to_dask().compute(scheduler="synchronous")["x"].tolist() == [*range(10), *range(10)]
-    assert snapshot.save(f"s3://b/work{options}") == snapshot.id
-    assert Snapshot.load(f"s3://b/work{options}", snapshot.id).files.equals(snapshot.files)
-    (bucket / "b" / "t" / "k=c" / "f.parquet").unlink()
-    fragment = plan_fragments(snapshot, screen_rows(snapshot, None), 100)[1]
-    with pytest.raises(TableChangedError, match=r"^s3://b/t/k=c/f.parquet is gone"):
-        list(read_fragment(fragment, ReadRequest(["x"], snapshot.schema)))
-
-
-def test_dask_and_read_agree(root: str) -> None:
-    where = "i64 > 0"
-    frame = Table(root).to_dask(["ids", "ds"], where, split_rows=10).compute(scheduler="synchronous")
-    expected = Table(root).read(["ids", "ds"], where)
-    assert pa.Table.from_pandas(frame, preserve_index=False).cast(expected.schema).equals(expected)
-
-
 def test_written_by_others(tmp_path: Path) -> None:
     table = pa.table({"k": [1, 1, 2, None], "x": ["a", None, "c", "d"], "l": [[1], [], None, [2, 3]]})
     pq.write_to_dataset(table, tmp_path / "pyarrow", partition_cols=["k"])
@@ -162,38 +106,3 @@ def test_unknown_columns_are_refused_before_reading(
     for read in (Table(root).read, Table(root).to_dask):
         with pytest.raises(error, match=message):
             read(columns, where)
-
-
-def test_paths_without_a_table_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TableNotFoundError, match="does not exist"):
-        Table(tmp_path / "gone").read()
-    (tmp_path / "t").mkdir()
-    with pytest.raises(TableNotFoundError, match="is empty"):
-        Table(tmp_path / "t").snapshot()
-    (tmp_path / "t" / "f.txt").write_text("x")
-    with pytest.raises(TableNotFoundError, match="no Parquet file"):
-        Table(tmp_path / "t").snapshot()
-    with pytest.raises(CorruptFileError, match=r"f.txt is not Parquet: got 1 bytes"):
-        Table(tmp_path / "t" / "f.txt").read()
-
-
-def test_a_page_that_is_corrupt_names_file_and_row_group(tmp_path: Path) -> None:
-    file = tmp_path / "f.parquet"
-    pq.write_table(pa.table({"x": range(300)}), file, row_group_size=100, compression="none", use_dictionary=False)
-    place = pq.read_metadata(file).row_group(1).column(0).data_page_offset
-    content = bytearray(file.read_bytes())
-    content[place : place + 16] = b"\xff" * 16
-    file.write_bytes(content)
-    with pytest.raises(CorruptFileError, match=r"f.parquet, row group 1 is not valid Parquet"):
-        Table(tmp_path).read()
-    assert Table(tmp_path).read(where="x < 100").num_rows == 100
-
-
-def test_importing_the_warehouse_starts_no_cluster_library() -> None:
-    code = "import sys, feedline.warehouse.table; print(sorted({'torch', 'distributed'} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert out.stdout.strip() == "[]"
-
-
-def test_repr_has_the_path_and_the_state() -> None:
-    assert repr(Table("s3://bucket/t")) == "Table('s3://bucket/t')"

@@ -221,9 +221,7 @@ def stages(plan: SourcePlan, table_bytes: int) -> list[dict[str, Any]]:
     snapshot, selection = plan.snapshot, plan.selection
     projection = part_bytes(snapshot, plan.parts)
     facts: list[dict[str, Any]] = []
-    kept = selection.kept_rows
-    decided = stages_of(snapshot, selection.verdicts, rows=kept, matched=selection.matched)
-    for stage in (*decided, *excluded_stage(plan)):
+    for stage in (*stages_of(snapshot, selection.verdicts), *excluded_stage(plan)):
         remaining = {
             "files": count_files(snapshot, stage.row_groups) if facts else len(snapshot.files),
             "row_groups": int(stage.row_groups.sum()),

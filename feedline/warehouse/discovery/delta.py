@@ -8,6 +8,7 @@ refused.
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -66,7 +67,8 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
         values = actions["partition"].combine_chunks()
         partition = {name: values.field(name).cast(schema.field(name).type) for name in keys}
     paths = [path if is_uri(path) else unquote(path) for path in actions["path"].to_pylist()]
-    return declared_listing(uri, paths, partition, schema, format="delta", stored_names=stored_names)
+    listing = declared_listing(uri, paths, partition)
+    return replace(listing, source_names=f"delta {uri}", schema=schema, stored_names=stored_names)
 
 
 def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
@@ -120,7 +122,6 @@ def _refuse_features(log: Any, uri: str) -> None:
 
 
 def _has_deletion_vectors(log: Any) -> bool:
-    """Whether a file of this version has a deletion vector, readable or not."""
     try:
         return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(log.deletion_vectors()))
     except Exception:

@@ -6,6 +6,7 @@ Runs where a snapshot is taken, for `Table` and for a pipeline's `source`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypedDict, Unpack
 
 from feedline.errors import SpecError, TableError, TableNotFoundError
 from feedline.warehouse.discovery import logs
@@ -18,43 +19,48 @@ from feedline.warehouse.storage.locations import absolute, locate
 FORMATS = ("auto", "hive", "manifest", "delta", "iceberg")
 
 
+class TableState(TypedDict, total=False):
+    """An older state of a table with a log: of delta a `version`, of iceberg a `snapshot_id`, of both an ISO time
+    `as_of`."""
+
+    version: int | None
+    snapshot_id: int | None
+    as_of: str | None
+
+
 def list_table(
     table: str | Sequence[str],
     *,
     format: str = "auto",
-    version: int | None = None,
-    snapshot_id: int | None = None,
-    as_of: str | None = None,
     partitions: Mapping[str, str] | None = None,
     apart: Mapping[str, str] | None = None,
+    **state: Unpack[TableState],
 ) -> Listing:
     """List a table: `hive` lists folders, a `manifest` names files, `delta` and `iceberg` read the table's log; `auto`
     reads the log of a folder that has one, and lists others.
 
-    `version` (delta), `snapshot_id` (iceberg) and `as_of` (both) name an older state. `partitions`: types of the keys
-    of `hive` and `manifest`; the other formats have a schema. `apart`: as in `hive.discover`. Raises SpecError for
-    arguments that exclude each other, and the errors of the format's listing.
+    `partitions`: types of the keys of `hive` and `manifest`; the other formats have a schema. `apart`: as in
+    `hive.discover`. Raises SpecError for arguments that exclude each other, and the errors of the format's listing.
     """
-    _refuse_mixtures(table, format, {"version": version, "snapshot_id": snapshot_id, "as_of": as_of}, partitions)
+    names = [name for name, value in state.items() if value is not None]
+    _refuse_mixtures(table, format, names, partitions)
     if format == "auto":
-        if version is None and snapshot_id is None and as_of is None and not _is_metadata(table):
+        if names or _is_metadata(table):
+            format = {"version": "delta", "snapshot_id": "iceberg"}.get("".join(names)) or _format_of(table, None)
+        else:
             try:
                 return discover(table, partitions=partitions, apart=apart)
             except TableError as error:
                 format = _format_of(table, error)
-        else:
-            format = (
-                "delta" if version is not None else "iceberg" if snapshot_id is not None else _format_of(table, None)
-            )
-        _refuse_mixtures(table, format, {"as_of": as_of}, partitions)
+        _refuse_mixtures(table, format, names, partitions)
     if format == "hive":
         return discover(table, partitions=partitions, apart=apart)
     assert isinstance(table, str)
     if format == "manifest":
         return discover_manifest(table, partitions=partitions)
     if format == "delta":
-        return list_delta(table, version=version, as_of=as_of)
-    return list_iceberg(table, snapshot_id=snapshot_id, as_of=as_of)
+        return list_delta(table, version=state.get("version"), as_of=state.get("as_of"))
+    return list_iceberg(table, snapshot_id=state.get("snapshot_id"), as_of=state.get("as_of"))
 
 
 def _is_metadata(table: str | Sequence[str]) -> bool:
@@ -63,22 +69,22 @@ def _is_metadata(table: str | Sequence[str]) -> bool:
 
 def _format_of(table: str | Sequence[str], error: TableError | None) -> str:
     """The format of a table that is not made of folders. error: of listing them, raised if there is no log either."""
-    found = None
+    mark = None
     if isinstance(table, str) and not _is_metadata(table):
         if error is None or isinstance(error, TableNotFoundError):  # a log may name no file
-            found = logs.log_of_folder(table)
+            mark = logs.log_of_folder(table)
         elif isinstance(error, logs.LogFoundError) and error.root == locate(absolute(table)).path:
-            found = error.mark
+            mark = error.mark
     elif error is None:
-        found = logs.ICEBERG
-    format = {logs.DELTA: "delta", logs.ICEBERG: "iceberg"}.get(found or "")
+        mark = logs.ICEBERG
+    format = {logs.DELTA: "delta", logs.ICEBERG: "iceberg"}.get(mark or "")
     if format is None and error is not None:
         raise error
     return format or "hive"
 
 
 def _refuse_mixtures(
-    table: str | Sequence[str], format: str, states: Mapping[str, object], partitions: Mapping[str, str] | None
+    table: str | Sequence[str], format: str, names: Sequence[str], partitions: Mapping[str, str] | None
 ) -> None:
     if format not in FORMATS:
         raise SpecError(f"format is unknown: got {format!r}, expected one of {', '.join(FORMATS)}")
@@ -87,7 +93,6 @@ def _refuse_mixtures(
         "delta": ("version", "as_of"),
         "iceberg": ("snapshot_id", "as_of"),
     }.get(format, ())
-    names = [name for name, value in states.items() if value is not None]
     for name in names:
         if name not in meaning:
             raise SpecError(f"{name} has no meaning with format {format}: expected none. Leave it out")

@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -81,13 +82,10 @@ def no_parquet_error(where: str, ignored: list[str]) -> TableNotFoundError:
     if not ignored:
         return TableNotFoundError(f"{where} is empty: expected at least one Parquet file below it")
     example = ignored[0].rpartition("/")[2]
+    message = f"{where} holds no Parquet file: got {len(ignored)} files with other suffixes ({example})"
     if remedy := _remedy_of_suffix(example):
-        found = f"got {len(ignored)} files with other suffixes ({example})"
-        return TableNotFoundError(f"{where} holds no Parquet file: {found}. {remedy}")
-    return TableNotFoundError(
-        f"{where} holds no Parquet file: got {len(ignored)} files with other suffixes ({example}), "
-        f"expected names ending in {', '.join(_SUFFIXES)}, or without a suffix"
-    )
+        return TableNotFoundError(f"{message}. {remedy}")
+    return TableNotFoundError(f"{message}, expected names ending in {', '.join(_SUFFIXES)}, or without a suffix")
 
 
 def _remedy_of_suffix(name: str) -> str:
@@ -208,11 +206,11 @@ def discover(
         refuse_same_files(infos, {link for entry in entries for link in entry.links}, duplicates)
     whole_folder = len(entries) == 1 and entries[0].whole_folder
     root = first.path if whole_folder else common_root([entry.anchor for entry in entries])
-    listing = listing_of(uri_on(first, root), root, infos, partitions)
+    listing = hive_listing(uri_on(first, root), root, infos, partitions)
     if whole_folder:  # in fsspec's cache now; other names would be listed again
         listing = _tag(listing, first)
-    found = [marker for entry in entries for marker in entry.markers.items()]
-    markers = {_relative(folder, root): mtime_ns for folder, mtime_ns in found if folder.startswith(join(root, ""))}
+    every_marker = [marker for entry in entries for marker in entry.markers.items()]
+    markers = {_relative(folder, root): time for folder, time in every_marker if folder.startswith(join(root, ""))}
     return replace(listing, ignored=len(ignored), source_names="\n".join(sorted(set(uris))), markers=markers)
 
 
@@ -341,7 +339,7 @@ def _would_read(table: Location, tree: Walk, pattern: str, folder: str) -> bool:
             return False
         above, name = parent(above), above.rpartition("/")[2]
         below = join(name, below) if below else name
-    segments = [each for each in (*_relative(entered[above], table.path).split("/"), *below.split("/")) if each]
+    segments = [part for part in (*_relative(entered[above], table.path).split("/"), *below.split("/")) if part]
     if any(is_hidden(segment) for segment in segments):
         return False
     return not pattern or _glob_matches(pattern.split("/"), [*segments, "folder", "file.parquet"])
@@ -377,7 +375,8 @@ def _glob_matches(pattern: list[str], segments: list[str]) -> bool:
 
 
 def _split_glob(uri: str) -> tuple[str, str]:
-    """The folder before the first segment with a wildcard, and the pattern from there on ("" if there is none)."""
+    """The folder before the first segment with a wildcard, and the pattern from there on ("" if there is none):
+    `s3://b/t/ds=*/x?region=eu` -> `s3://b/t?region=eu`, `ds=*/x`."""
     address, options = split_options(uri)
     segments = address.split("/")
     for index, segment in enumerate(segments):
@@ -396,40 +395,42 @@ def parent(path: str) -> str:
     return path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
 
 
+def common_segments(folders: Iterable[str]) -> list[str]:
+    """The names of the deepest common folder: `[a/b/c, a/b, a/b/d]` -> `[a, b]`."""
+    levels = zip(*(folder.split("/") for folder in folders), strict=False)
+    return [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
+
+
 def common_root(folders: list[str]) -> str:
-    """The deepest common folder, without the `key=value` folders at its end."""
-    split = [folder.split("/") for folder in folders]
-    shared = split[0]
-    for other in split[1:]:
-        length = min(len(shared), len(other))
-        shared = shared[: next((i for i in range(length) if shared[i] != other[i]), length)]
+    """The deepest common folder, without the `key=value` folders at its end: of `/t/ds=1/h=2` and `/t/ds=1/h=3`,
+    `/t`."""
+    shared = common_segments(folders)
     while shared and is_partition(shared[-1]):
         shared = shared[:-1]
     return "/".join(shared) or ("/" if folders[0].startswith("/") else "")
 
 
-def listing_of(
+def hive_listing(
     uri: str, root: str, infos: Mapping[str, pafs.FileInfo], partitions: Mapping[str, str] | None
 ) -> Listing:
-    """The listing of files (by their paths) below a root, given by its URI and its path on the filesystem."""
-    start = len(root) + (not root.endswith("/")) if root else 0
-    paths = [path[start:] for path in infos]
-    prefix = next(iter(infos), "")[:start]
-    partition = typed_columns(paths, partitions)
-    order = table_order([path.split("/") for path in paths], partition)
-    ordered = [infos[prefix + paths[i]] for i in order.tolist()]
+    """The listing of files below a root, whose folders are the partition keys. `partitions`: types of some keys."""
+    keys = typed_columns([_relative(path, root) for path in infos], partitions)
+    return replace(listing_of(uri, root, infos, keys), inferred_keys=frozenset(keys).difference(partitions or ()))
+
+
+def listing_of(uri: str, root: str, infos: Mapping[str, pafs.FileInfo], partition: Mapping[str, pa.Array]) -> Listing:
+    """The listing of files (by their paths) below a root, given by its URI and its path on the filesystem.
+
+    `partition`: one array per key, aligned with the files.
+    """
+    paths = [_relative(path, root) for path in infos]
     columns = {
-        "path": pa.array([paths[i] for i in order.tolist()], pa.string()),
-        "bytes": pa.array([info.size for info in ordered], pa.int64()),
-        "mtime_ns": pa.array([-1 if info.mtime_ns is None else info.mtime_ns for info in ordered], pa.int64()),
+        "path": pa.array(paths, pa.string()),
+        "bytes": pa.array([info.size for info in infos.values()], pa.int64()),
+        "mtime_ns": pa.array([-1 if info.mtime_ns is None else info.mtime_ns for info in infos.values()], pa.int64()),
     }
-    return Listing(
-        uri=uri,
-        files=pa.table(columns),
-        partition={name: column.take(pa.array(order)) for name, column in partition.items()},
-        ignored=0,
-        inferred_keys=frozenset(partition).difference(partitions or ()),
-    )
+    listing = Listing(uri=uri, files=pa.table(columns), partition=dict(partition), ignored=0)
+    return listing.take(table_order([path.split("/") for path in paths], partition))
 
 
 def _tag(listing: Listing, folder: Location) -> Listing:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -64,7 +65,8 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
     files = [task.file for task in tasks]
     partition = _identity_keys(files, log, scan.projection(), schema, uri)
     paths = [file.file_path for file in files]
-    return declared_listing(uri, paths, partition, schema, format="iceberg", histories=histories)
+    listing = declared_listing(uri, paths, partition)
+    return replace(listing, source_names=f"iceberg {uri}", schema=schema, histories=histories)
 
 
 def _metadata_of(uri: str) -> tuple[str, str]:
@@ -106,7 +108,7 @@ def newest_metadata(names: Collection[str], hint: str | None, table: str) -> str
         named = next((name for name in (hint, f"{hint}.metadata.json") if name in names), None)
         if named is not None:
             return named
-        number = int(hint) if hint.isdecimal() else -1
+        number = int(hint) if hint.isdecimal() else -1  # files v1, v2, v3 and v5, hint 2 -> v3
         while {(True, number), (True, number + 1)} <= by_number.keys():
             number += 1
         newest = by_number.get((True, number)) or by_number.get((False, number)) or []
@@ -187,7 +189,7 @@ def _identity_keys(files: Sequence[Any], log: Any, columns: Any, schema: pa.Sche
                     f"column {name!r} of {redact(uri)} is a partition's value for some files and a column in others: "
                     "expected one of the two. Rewrite the old files"
                 )
-            keys[name] = _convert_types([each[name] for each in values], plain(schema.field(name).type))
+            keys[name] = _convert_types([identities[name] for identities in values], plain(schema.field(name).type))
     return keys
 
 
@@ -238,7 +240,6 @@ def _fields(struct: Any, parent: int) -> Iterator[tuple[int, Any]]:
 
 
 def _names_by_id(fields: Sequence[Any]) -> Iterator[tuple[int, set[str]]]:
-    """The field ids of a name mapping, each with its names."""
     for field in fields:
         if field.field_id is not None:
             yield field.field_id, set(field.names)

@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableError, TableNotFoundError
-from feedline.warehouse.discovery.hive import Listing, common_root, listing_of, parent
+from feedline.warehouse.discovery.hive import Listing, common_root, hive_listing, parent
 from feedline.warehouse.discovery.partitions import links_among, refuse_same_files
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import (
@@ -63,7 +63,7 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
     if is_local(first.filesystem):
         refuse_same_files(paths, links_among(paths), {})
     root = common_root(sorted({parent(info.path) for info in infos}))
-    listing = listing_of(uri_on(first, root), root, {info.path: info for info in infos}, partitions)
+    listing = hive_listing(uri_on(first, root), root, {info.path: info for info in infos}, partitions)
     return replace(listing, source_names=location.uri)
 
 
@@ -73,9 +73,9 @@ def _names(location: Location) -> list[str]:
         content = with_retries(lambda: _content(location, where), location.filesystem, where)
     data = content.to_pybytes()
     names = _parquet_names(content, where) if data.startswith(_MAGIC) else _json_names(data, where)
-    bad = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
-    if bad is not None or any(name is None for name in names):
-        raise TableError(f"manifest {where} holds an entry that is not a path: got {bad!r}, expected a string")
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            raise TableError(f"manifest {where} holds an entry that is not a path: got {name!r}, expected a string")
     if not names:
         raise TableError(f"manifest {where} is empty: expected at least one path")
     return names

@@ -100,7 +100,7 @@ def table_order(paths: Sequence[list[str]], partition: Mapping[str, pa.Array]) -
     """The order by typed partition values, nulls last, then by path. paths: as segments."""
     place = np.empty(len(paths), np.int64)
     place[sorted(range(len(paths)), key=paths.__getitem__)] = np.arange(len(paths))
-    ranks = []
+    ranks = []  # of k=10, k=2 and a path without k: [1, 0, 2], so that the order is [1, 0, 2]
     for column in partition.values():
         coded = column.dictionary_encode()
         by_value = pc.sort_indices(coded.dictionary).to_numpy()
@@ -155,11 +155,16 @@ def _integer(string: str) -> int | None:
     return int(string) if _INTEGER.match(string) and int(string) in _INT64 else None
 
 
+def _iso_date(string: str) -> datetime.date | None:
+    try:
+        return datetime.date.fromisoformat(string) if _DATE.match(string) else None
+    except ValueError:
+        return None
+
+
 def _date(string: str) -> datetime.date | None:
     """ISO 8601, with or without hyphens."""
-    if _BASIC_DATE.match(string):
-        string = f"{string[:4]}-{string[4:6]}-{string[6:]}"
-    return datetime.date.fromisoformat(string) if _is_date(string) else None
+    return _iso_date(f"{string[:4]}-{string[4:6]}-{string[6:]}" if _BASIC_DATE.match(string) else string)
 
 
 def _timestamp(string: str) -> datetime.datetime | None:
@@ -190,34 +195,12 @@ def _decode(string: str) -> str:
 
 def _convert_types(strings: Sequence[str | None]) -> pa.Array:
     distinct = {string for string in strings if string is not None}
-    values = _parse(distinct)
-    kind = pa.string() if not distinct else _kind(values.values())
-    return pa.array([None if string is None else values[string] for string in strings], type=kind)
-
-
-def _parse(strings: set[str]) -> dict[str, int] | dict[str, datetime.date] | dict[str, str]:
-    if strings and all(_INTEGER.match(string) and int(string) in _INT64 for string in strings):
-        return {string: int(string) for string in strings}
-    if strings and all(_is_date(string) for string in strings):
-        return {string: datetime.date.fromisoformat(string) for string in strings}
-    return {string: string for string in strings}
-
-
-def _is_date(string: str) -> bool:
-    if not _DATE.match(string):
-        return False
-    try:
-        datetime.date.fromisoformat(string)
-    except ValueError:
-        return False
-    return True
-
-
-def _kind(values: Iterable[int | datetime.date | str]) -> pa.DataType:
-    first = next(iter(values))
-    if isinstance(first, int):
-        return pa.int64()
-    return pa.date32() if isinstance(first, datetime.date) else pa.string()
+    parsers: tuple[tuple[Callable[[str], Any], pa.DataType], ...] = ((_integer, pa.int64()), (_iso_date, pa.date32()))
+    for parse, kind in parsers:
+        values = {string: parse(string) for string in distinct}
+        if values and None not in values.values():
+            return pa.array([None if string is None else values[string] for string in strings], kind)
+    return pa.array(strings, pa.string())
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -12,15 +12,12 @@ import datetime
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.types as pat
 
 from feedline.errors import TableChangedError, TableError
-from feedline.warehouse.discovery.hive import ColumnHistory, Listing, listing_of
+from feedline.warehouse.discovery.hive import ColumnHistory, Listing, common_segments, listing_of
 from feedline.warehouse.parquet.dedup_columns import may_be_flag
 from feedline.warehouse.parquet.schemas import (
     KindChangedError,
@@ -37,9 +34,8 @@ from feedline.warehouse.parquet.schemas import (
     widens,
     without_dictionaries,
 )
-from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import Location, is_uri, list_tree, locate, redact, uri_on
+from feedline.warehouse.storage.locations import Location, is_uri, join, list_tree, locate, redact, uri_on
 
 _SHOWN = 5
 
@@ -57,25 +53,16 @@ def moment_of(as_of: str) -> datetime.datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
 
 
-def declared_listing(
-    table: str,
-    paths: Sequence[str],
-    partition: Mapping[str, pa.Array],
-    schema: pa.Schema,
-    *,
-    format: str,
-    histories: Mapping[int, ColumnHistory] | None = None,
-    stored_names: StoredNames | None = None,
-) -> Listing:
-    """List the files that a table's log names, in the table's order: by partition values, nulls last, then by path.
+def declared_listing(table: str, paths: Sequence[str], partition: Mapping[str, pa.Array]) -> Listing:
+    """List the files that a table's log names, in the table's order.
 
-    `paths`: below the table's URI, absolute, or URIs. `partition`: one array per key, aligned with `paths`. `schema`:
-    the log's columns; `histories`: of those with field ids; `stored_names`: in files, if the log maps them. A table
+    `paths`: below the table's URI, absolute, or URIs. `partition`: one array per key, aligned with `paths`. A table
     without rows has no files. Raises TableChangedError for files that are gone.
     """
     location = locate(table)
     full = [_store_path(path, location) for path in paths]
-    root = location.path if all(_below(path, location.path) for path in full) else _common_folder(full, table)
+    below = all(path.startswith(join(location.path, "")) for path in full)
+    root = location.path if below else _common_folder(full, table)
     infos = _file_infos(location, root, set(full))
     gone = [path for path in full if path not in infos]
     if gone:
@@ -85,22 +72,7 @@ def declared_listing(
             "read a newer version"
         )
     uri = table if root == location.path else uri_on(location, root)
-    listing = listing_of(uri, root, infos, None)
-    indices = {path: index for index, path in enumerate(full)}
-    start = len(root) + (not root.endswith("/"))
-    by_path = {path[start:]: indices[path] for path in infos}
-    order = pa.array([by_path[path] for path in listing.files["path"].to_pylist()], pa.int64())
-    keys = {name: column.take(order) for name, column in partition.items()}
-    listing = replace(
-        listing,
-        partition=keys,
-        inferred_keys=frozenset(),
-        source_names=f"{format} {table}",
-        schema=schema,
-        histories=histories or {},
-        stored_names=stored_names,
-    )
-    return listing.take(_table_order(listing.files["path"], keys))
+    return listing_of(uri, root, {path: infos[path] for path in full}, partition)
 
 
 def unite_schemas(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
@@ -235,7 +207,6 @@ def _refuse_other_columns(
 
 
 def _refuse_earlier_names(one: pa.Field, other: pa.Field, column: str, file: str, history: ColumnHistory) -> None:
-    """Refuse a file's field without a field id if its name is ambiguous or was the column's."""
     if other.name == one.name and history.ambiguous:
         raise TableError(
             f"column {column!r} is ambiguous, as another column had its name: {file} has {other.name!r} without a "
@@ -249,7 +220,6 @@ def _refuse_earlier_names(one: pa.Field, other: pa.Field, column: str, file: str
 
 
 def _refuse_missing_values(column: str, file: str, history: ColumnHistory) -> None:
-    """Refuse a file that lacks a column whose value there is not null."""
     if history.default is not None:
         raise TableError(
             f"column {column!r} has the initial default {history.default}, which rows of older files have: {file} "
@@ -281,7 +251,8 @@ def _levels(field: pa.Field, fields: list[pa.Field], path: str) -> Iterator[tupl
 
 
 def _store_path(path: str, location: Location) -> str:
-    """The path on the table's filesystem of a path in the log."""
+    """The path on the table's filesystem of a path in the log: `f.parquet` and `s3a://b/t/f.parquet` are
+    `b/t/f.parquet` in a table `s3://b/t`."""
     if not is_uri(path) and not path.startswith("file:"):
         return path if path.startswith("/") else f"{location.path.rstrip('/')}/{path}"
     base = location.uri.partition("?")[0].rstrip("/")
@@ -298,31 +269,17 @@ def _store_path(path: str, location: Location) -> str:
     )
 
 
-def _below(path: str, folder: str) -> bool:
-    return path.startswith(folder if folder.endswith("/") else folder + "/")
-
-
 def _common_folder(paths: Sequence[str], table: str) -> str:
-    split = [path.split("/")[:-1] for path in (min(paths), max(paths))]
-    length = next((i for i, pair in enumerate(zip(*split, strict=False)) if pair[0] != pair[1]), min(map(len, split)))
-    folder = "/".join(split[0][:length])
+    folder = "/".join(common_segments(path.rpartition("/")[0] for path in paths))
     if not folder:
         raise TableError(f"{redact(table)} has files without a common folder. Copy the table to one folder")
     return folder
 
 
 def _file_infos(location: Location, root: str, paths: set[str]) -> dict[str, pafs.FileInfo]:
-    """The files of these paths that exist below `root`."""
     try:
         with explain_errors(redact(location.uri)):
             infos = list_tree(replace(location, path=root))
     except FileNotFoundError:
         return {}
     return {info.path: info for info in infos if info.path in paths and info.type == pafs.FileType.File}
-
-
-def _table_order(paths: pa.ChunkedArray, keys: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
-    names = [f"k{index}" for index in range(len(keys))]
-    table = pa.table([*keys.values(), paths], names=[*names, "path"])
-    order = pc.sort_indices(table, [(name, "ascending") for name in (*names, "path")])
-    return np.asarray(order, np.int64)

@@ -56,6 +56,7 @@ def key_hashes(table: pa.Table, keys: Sequence[str]) -> Words:
 
 def buckets_of(hashes: Words, buckets: int) -> npt.NDArray[np.int32]:
     """int32 [rows]: which of `buckets` equal ranges of hashes each hash falls into, in ascending order."""
+    # hashes [0, 2**62, 2**63, 2**64 - 1] in 4 buckets -> [0, 1, 2, 3]
     high = hashes >> np.uint64(32)  # 32 bits times up to 2**31 buckets fit 64 bits
     return (high * np.uint64(buckets) >> np.uint64(32)).astype(np.int32)
 

@@ -95,8 +95,8 @@ class FootprintSums:
         self.runs.update(other.runs)
         for name, members in other.groups.items():
             self.groups[name] |= members
-        for name, found in other.encodings.items():
-            self.encodings[name] |= found
+        for name, encodings in other.encodings.items():
+            self.encodings[name] |= encodings
         self.agree(other.notes)
 
     def agree(self, notes: Mapping[bytes, bytes] | None) -> None:
@@ -154,21 +154,21 @@ def measure_files(task: FootprintTask) -> FootprintSums:
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             chunks = [group.column(leaf) for leaf in range(group.num_columns)]
-            found = coalesce(chunk_ranges(metadata, index, leaves, fragment.bytes))
+            requests = coalesce(chunk_ranges(metadata, index, leaves, fragment.bytes))
             total.sizes["uncompressed"] += sum(chunk.total_uncompressed_size for chunk in chunks)
             total.sizes["projected"] += sum(chunks[leaf].total_compressed_size for leaf in leaves)
-            total.sizes["requests"] += len(found)
-            total.sizes["requested"] += sum(stop - start for start, stop in found)
+            total.sizes["requests"] += len(requests)
+            total.sizes["requested"] += sum(stop - start for start, stop in requests)
             for name, column in leaves_of.items():
                 total.columns[name] += sum(chunks[leaf].total_compressed_size for leaf in column)
                 total.encodings[name].update((chunks[leaf].compression, *chunks[leaf].encodings) for leaf in column)
     return total
 
 
-def _encodings(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+def _encodings(chunks: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     """Name codecs and encodings of chunks as `optimize` does, ignoring the encodings of levels."""
     names = set()
-    for codec, *encodings in found:
+    for codec, *encodings in chunks:
         data = sorted(set(encodings) - _OF_LEVELS) or ["RLE"]
         name = "dictionary" if any("DICTIONARY" in one for one in data) else " ".join(data).lower()
         names.add(f"{name} {_CODECS.get(codec, codec.lower())}")

@@ -151,13 +151,13 @@ class Target:
             if not path.endswith(SUFFIX):
                 raise self._foreign_file_error(path)
             sizes[path] = info.size
-        found: dict[str, list[TargetFile]] = {}
+        files: dict[str, list[TargetFile]] = {}
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-landed") as pool:
             for path, note in zip(sizes, pool.map(self._note, sizes, sizes.values()), strict=True):
                 if note is None:
                     raise self._foreign_file_error(path)
-                found.setdefault(path.rpartition("/")[0], []).append(TargetFile(path=path, note=note))
-        return found
+                files.setdefault(path.rpartition("/")[0], []).append(TargetFile(path=path, note=note))
+        return files
 
     def folder(self, folder: str) -> str:
         return join(self.root, folder) if folder else self.root
@@ -189,7 +189,7 @@ class Target:
 
 def is_complete(files: Sequence[TargetFile], settings: str, sources: str) -> bool:
     """Whether these are all the files of a partition, written with these settings from these sources."""
-    numbers: dict[int, list[tuple[int, bool]]] = {}
+    numbers: dict[int, list[tuple[int, bool]]] = {}  # per unit, (number, whether it is the last) of its files
     units = set()
     for file in files:
         note = file.note
@@ -221,7 +221,7 @@ def refuse_overlap(sources: Sequence[str], target: str) -> None:
 
 
 def partition_folder(path: str) -> str:
-    """Return the Hive partition of a file, from its path below the root, as folders: `ds=2026-01-01`."""
+    """Return the Hive partition of a file, from its path below the root: `ds=1/x/h=2/f.parquet` -> `ds=1/h=2`."""
     return "/".join(segment for segment in path.split("/")[:-1] if is_partition(segment))
 
 

@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -97,12 +97,7 @@ class Partition:
         return hashlib.sha256(self.folder.encode()).hexdigest()[:16]
 
     def task(self, recipe: Recipe, *units: Unit) -> PartitionTask:
-        return PartitionTask(
-            recipe=recipe,
-            slug=self.slug,
-            sources=self.sources,
-            units=units,
-        )
+        return PartitionTask(recipe=recipe, slug=self.slug, sources=self.sources, units=units)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,21 +118,17 @@ def partitions_of(snapshot: Snapshot) -> list[Partition]:
     files_of: dict[str, list[int]] = {}
     for file, path in enumerate(snapshot.files["path"].to_pylist()):
         files_of.setdefault(_folder(snapshot, path), []).append(file)
-    facts = {
-        name: snapshot.files[name].to_pylist() for name in ("path", "bytes", "mtime_ns", "footer_digest", "rows")
-    }  # fmt: skip
+    names = ("path", "bytes", "mtime_ns")
+    facts = {name: snapshot.files[name].to_pylist() for name in (*names, "footer_digest", "rows")}
     tags = tags_of(snapshot.files)
-    parents = {
-        "/".join(keys[:count]) for keys in (folder.split("/") for folder in files_of) for count in range(len(keys))
-    }
-    found = []
+    parents = {folder[:end] for folder in files_of for end, sign in enumerate(folder) if sign == "/"} | {""}
+    partitions = []
     for folder, files in files_of.items():
-        names = ("path", "bytes", "mtime_ns")
         identity = [
             [*(facts[name][file] for name in names), facts["footer_digest"][file].hex(), *filter(None, [tags[file]])]
             for file in files
         ]
-        found.append(
+        partitions.append(
             Partition(
                 folder=folder,
                 files=tuple(files),
@@ -147,7 +138,7 @@ def partitions_of(snapshot: Snapshot) -> list[Partition]:
                 alone=folder not in parents,
             )
         )
-    return found
+    return partitions
 
 
 def _folder(snapshot: Snapshot, path: str) -> str:
@@ -173,7 +164,7 @@ def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tup
     groups = list(_row_groups(snapshot, partition))
     groups = groups[len(groups) // 2 :] + groups[: len(groups) // 2]
     read, total = 0, min(partition.rows, _SAMPLE_READ_ROWS if recipe.cluster_by else sample_size)
-    kept: list[pa.Table] = []
+    samples: list[pa.Table] = []
     row_bytes = 0.0
     for fragment in groups:
         if read >= total:
@@ -183,17 +174,15 @@ def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tup
             if not row_bytes and table.num_rows:
                 row_bytes = table.nbytes / table.num_rows
                 sample_size = max(1, min(sample_size, int(_SAMPLE_BYTES / max(row_bytes, 1))))
-            kept.append(_of_low_hash(table, recipe.cluster_by, min(1.0, sample_size / total)))
-    tables = [pa.concat_tables([recipe.target.empty_table(), *kept])]
+            samples.append(_of_low_hash(table, recipe.cluster_by, min(1.0, sample_size / total)))
+    tables = [pa.concat_tables([recipe.target.empty_table(), *samples])]
     if recipe.cluster_by:
         order = row_order(tables[0], recipe.cluster_by, recipe.sort_by)[:sample_size]
         return Gatherer(tables).take(order), row_bytes
     return tables[0].slice(0, sample_size), row_bytes
 
 
-def small_units(
-    snapshot: Snapshot, partition: Partition, recipe: Recipe, sizes: Sizes, *, keep_files: bool
-) -> list[Unit] | None:
+def small_units(snapshot: Snapshot, partition: Partition, recipe: Recipe, sizes: Sizes) -> list[Unit] | None:
     """Return the units of a partition that is one task; None if it is too large for that."""
     if not partition.rows:
         return [Unit(number=0, units=1)]
@@ -202,7 +191,7 @@ def small_units(
     if not recipe.cluster_by and partition.bytes > _FILES_PER_TASK * recipe.limits.file_bytes:
         return None
     groups = list(_row_groups(snapshot, partition))
-    if not keep_files or not groups:
+    if not (recipe.keep_small and partition.rows < recipe.limits.row_group_rows) or not groups:
         return [Unit(number=0, units=1, fragments=tuple(groups))]
     files = [tuple(of_file) for _, of_file in itertools.groupby(groups, key=lambda group: group.path)]
     return [Unit(number=number, units=len(files), fragments=of_file) for number, of_file in enumerate(files)]
@@ -226,7 +215,7 @@ def write_large(
 
 def join_buckets(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, int]]:
     """Group neighbouring buckets into ranges [first, stop) that fit a unit."""
-    ranges: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []  # of buckets of [3, 4, 2, 9] bytes, at most 7: [(0, 2), (2, 3), (3, 4)]
     first, total = 0, 0
     for bucket, size in enumerate(sizes):
         if total and total + size > unit_bytes:
@@ -289,6 +278,20 @@ _WRITING = "writing"  # the phase of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRunner:
+    """What runs the tasks: `map` (default: threads here), `threads` of them at a time, within `memory_bytes` (default:
+    half of the free memory here)."""
+
+    map: Map | None = None
+    threads: int = field(default_factory=available_cores)
+    memory_bytes: int | None = None
+
+    @property
+    def run(self) -> Map:
+        return self.map or partial(in_threads, threads=self.threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizeReport:
     """The result of `optimize`: partitions written, already finished and removed; the table before and after.
 
@@ -330,19 +333,16 @@ def optimize(
     *,
     source: Sequence[str] = (),
     projection: Sequence[str] = (),
-    map: Map | None = None,
-    threads: int | None = None,
-    memory_bytes: int | None = None,
+    runner: TaskRunner | None = None,
 ) -> OptimizeReport:
     """Write the snapshot's rows to `target`, a folder or URI, with the same partition folders.
 
     `source`: the table's names as the user gave them (default: its root); the target must not overlap any of them.
-    `projection`: columns whose reading the report compares. `map` runs the tasks, `threads` of them at a time, within
-    `memory_bytes` (default: half of the free memory here). Raises TableError (settings that do not fit the table, a
+    `projection`: columns whose reading the report compares. Raises TableError (settings that do not fit the table, a
     target not written by `optimize`, no space left), DataError, and what reading raises; finished partitions stay.
     """
-    threads = threads or available_cores()
-    run = map or partial(in_threads, threads=threads)
+    runner = runner or TaskRunner()
+    run = runner.run
     check_settings(snapshot, settings, projection)
     refuse_overlap(source or [snapshot.uri], target)
     old_files = (destination := target_at(target)).files_by_folder()
@@ -351,15 +351,15 @@ def optimize(
         recipe = recipe_for(snapshot, destination.claim, settings, before, map=run)
         partitions = partitions_of(snapshot)
         choices: list[Choice] = []
-        finished = {one.folder for one in partitions if _is_finished(one, old_files, recipe)}
-        pending = [one for one in partitions if one.folder not in finished]
+        finished = {part.folder for part in partitions if _is_finished(part, old_files, recipe)}
+        pending = [part for part in partitions if part.folder not in finished]
         started_s = measured_s = time.perf_counter()
         if pending:
-            recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, memory_bytes, threads)
+            recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, runner)
             measured_s = time.perf_counter()
-            _write(snapshot, destination, recipe, pending, sizes, settings, run, threads)
+            _write(snapshot, destination, recipe, pending, sizes, runner)
         written_s = time.perf_counter()
-        gone = sorted(set(old_files) - {one.folder for one in partitions})
+        gone = sorted(set(old_files) - {part.folder for part in partitions})
         for folder in gone:
             destination.remove_partition(folder)
     return OptimizeReport(
@@ -410,19 +410,20 @@ def _outdated(finished: Iterable[str], old_files: dict[str, list[TargetFile]], r
 
 
 def _measure(
-    snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, memory: int | None, threads: int
+    snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, runner: TaskRunner
 ) -> tuple[Recipe, Sizes, list[Choice]]:
     """Return the recipe with encodings, and decoded sizes, both from a sample of the largest partition."""
-    largest = max(pending, key=lambda one: one.rows)
+    largest = max(pending, key=lambda part: part.rows)
     sample, row_bytes = sample_rows(snapshot, largest, recipe)
     if recipe.dedup:
         sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
     repeated = {name for _, columns in recipe.dedup for name in columns}
     choices = choose(sample, goal, repeated=repeated)
-    unit_bytes = min(_UNIT_BYTES, (memory or available_memory_bytes() // 2) // (2 * threads))
+    threads = runner.threads
+    unit_bytes = min(_UNIT_BYTES, (runner.memory_bytes or available_memory_bytes() // 2) // (2 * threads))
     ratio = row_bytes * largest.rows / max(largest.bytes, 1)
     if len(pending) < threads:  # smaller units, so that no core is idle
-        decoded = row_bytes * sum(one.rows for one in pending)
+        decoded = row_bytes * sum(part.rows for part in pending)
         unit_bytes = min(unit_bytes, max(_LEAST_UNIT_BYTES, int(decoded / threads)))
     sizes = Sizes(unit_bytes=max(unit_bytes, 1), row_bytes=row_bytes, decoded_per_stored=ratio)
     return replace(recipe, encodings=tuple(choice.encoding for choice in choices)), sizes, choices
@@ -434,31 +435,28 @@ def _write(
     recipe: Recipe,
     pending: Sequence[Partition],
     sizes: Sizes,
-    settings: Settings,
-    run: Map,
-    threads: int,
+    runner: TaskRunner,
 ) -> None:
     small: list[tuple[Partition, PartitionTask]] = []
     large: list[Partition] = []
     for partition in pending:
-        keep = settings.small_partitions == "keep" and partition.rows < settings.row_group_rows
-        units = small_units(snapshot, partition, recipe, sizes, keep_files=keep)
+        units = small_units(snapshot, partition, recipe, sizes)
         if units is None:
             large.append(partition)
         else:
             small.append((partition, partition.task(recipe, *units)))
-    small.sort(key=lambda each: -sum(fragment.bytes for unit in each[1].units for fragment in unit.fragments))
-    wave = max(_WAVE_TASKS * threads, math.ceil(len(small) / _WAVES))
+    small.sort(key=lambda pair: -sum(fragment.bytes for unit in pair[1].units for fragment in unit.fragments))
+    wave = max(_WAVE_TASKS * runner.threads, math.ceil(len(small) / _WAVES))
     done, total = 0, sum(partition.rows for partition in pending)
     report_progress(_WRITING, done, total, "rows")
     for start in range(0, len(small), wave):  # sorted by size: the tasks of a wave end together
         partitions, tasks = zip(*small[start : start + wave], strict=True)
-        for partition, files in zip(partitions, run(rewrite_units, list(tasks)), strict=True):
+        for partition, files in zip(partitions, runner.run(rewrite_units, list(tasks)), strict=True):
             with room_for(destination.uri):
                 destination.land(partition.folder, partition.slug, [file.name for file in files], alone=partition.alone)
             done += partition.rows
             report_progress(_WRITING, done, total, "rows")
     for partition in large:
-        write_large(snapshot, destination, partition, recipe, sizes, run)
+        write_large(snapshot, destination, partition, recipe, sizes, runner.run)
         done += partition.rows
         report_progress(_WRITING, done, total, "rows")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.errors import TableArgumentError, TableError
@@ -54,11 +53,11 @@ def key_columns(snapshot: Snapshot) -> list[pa.Field]:
                 f"partition key {unspelled[0]!r} of {snapshot.uri} exists only in its log: got the path {path!r}, "
                 f"expected a folder {unspelled[0]}=…, which the rewritten table would have too. {_REMEDY}"
             )
-    found = []
+    columns = []
     for name, spelled in typed_columns(paths).items():
         if name not in snapshot.partition_columns:
             continue
-        values = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
+        values = snapshot.partition_column(name)
         if _same(spelled, values):
             continue
         if not _same(refine(spelled, name, values.type, paths), values):
@@ -66,8 +65,8 @@ def key_columns(snapshot: Snapshot) -> list[pa.Field]:
                 f"partition key {name!r} of {snapshot.uri} cannot be read back from folders: got {values.type} in its "
                 f"log, spelled as in {paths[0]!r}. {_REMEDY}"
             )
-        found.append(pa.field(name, values.type, nullable=values.null_count > 0))
-    return found
+        columns.append(pa.field(name, values.type, nullable=values.null_count > 0))
+    return columns
 
 
 _REMEDY = "Write the table to a new folder with the key as an ordinary column, and optimize that"
@@ -85,17 +84,17 @@ def with_field_ids(schema: pa.Schema, files: Iterable[pa.Schema]) -> pa.Schema:
 
 def field_ids(schema: pa.Schema) -> list[tuple[str, str]]:
     """Return (path, field id) of a schema's fields that have one; empty for tables without."""
-    found: list[tuple[str, str]] = []
+    ids: list[tuple[str, str]] = []
 
     def add(field: pa.Field, path: str) -> None:
         if (field_id := (field.metadata or {}).get(FIELD_ID)) is not None:
-            found.append((path, field_id.decode()))
+            ids.append((path, field_id.decode()))
         for child in child_fields(field.type):
             add(child, f"{path}.{child.name}")
 
     for field in schema:
         add(field, field.name)
-    return sorted(found)
+    return sorted(ids)
 
 
 def _same(read: pa.Array, values: pa.Array) -> bool:
@@ -273,6 +272,7 @@ def recipe_for(snapshot: Snapshot, claim: Claim, settings: Settings, before: Foo
         sort_by=settings.sort_by,
         flatten=keys,
         dedup=dedup,
+        keep_small=settings.small_partitions == "keep",
         settings=_fingerprint(settings, schema, dedup),
         decoder=decoder_name(),
     )

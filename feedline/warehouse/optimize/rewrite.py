@@ -47,8 +47,8 @@ class Recipe:
     """How every partition is written, and by which run.
 
     `source`, `target`: the schemas of rows; `flatten`: per map column the keys that become columns; `dedup`: the groups
-    of columns that are stored once per run; `settings`: the fingerprint for the files' notes; `decoder`: that encodings
-    are measured with.
+    of columns that are stored once per run; `keep_small`: partitions smaller than a row group keep their files;
+    `settings`: the fingerprint for the files' notes; `decoder`: that encodings are measured with.
     """
 
     claim: Claim
@@ -60,6 +60,7 @@ class Recipe:
     sort_by: tuple[str, ...]
     flatten: tuple[tuple[str, tuple[Key, ...]], ...]
     dedup: DedupGroups
+    keep_small: bool
     settings: str
     decoder: str
 
@@ -145,8 +146,8 @@ def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Ta
     """Yield the source's rows in the target's columns, one table per row group, in order."""
     for fragment in fragments:
         for row_group in fragment.row_groups:
-            one = fragment_of_group(fragment, row_group)
-            table = read_arrow(one, ReadRequest(recipe.source.names, recipe.source, chunk_rows=_READ_ROWS))
+            group = fragment_of_group(fragment, row_group)
+            table = read_arrow(group, ReadRequest(recipe.source.names, recipe.source, chunk_rows=_READ_ROWS))
             yield conform_to_target(flatten_maps(table, recipe), recipe.target, fragment.uri)
 
 

@@ -74,8 +74,8 @@ def count_keys(maps: pa.MapArray) -> Counter[Key]:
 
 def keys_worth(counts: Mapping[Key, int], rows: int, coverage: float) -> tuple[Key, ...]:
     """Return the keys that reach the coverage, most frequent first."""
-    kept = [key for key, count in counts.items() if count and count >= coverage * rows]
-    return tuple(sorted(kept, key=lambda key: (-counts[key], isinstance(key, str), key)))
+    frequent = [key for key, count in counts.items() if count and count >= coverage * rows]
+    return tuple(sorted(frequent, key=lambda key: (-counts[key], isinstance(key, str), key)))
 
 
 def flatten(maps: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
@@ -99,6 +99,7 @@ def flatten(maps: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
 
 
 def _entries(maps: pa.MapArray) -> _Entries:
+    # maps {a: 1, b: 2}, null, {b: 3, b: 4} -> rows [0, 0, 2, 2], codes of keys [0, 1, 1, 1], first [T, T, T, F]
     offsets = np.asarray(maps.offsets)
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
     if maps.null_count:
@@ -189,9 +190,9 @@ def survey(
             for part in gather(((file, file.bytes) for file in files), _TASK_BYTES, _TASK_FILES)
         ]
         files_of = [len(task.fragments) for task in tasks]
-        for found in track(map(survey_files, tasks), "looking for nulls and keys", files_of, "files"):
-            nulls |= found.nulls
-            for name, counts in found.keys.items():
+        for part in track(map(survey_files, tasks), "looking for nulls and keys", files_of, "files"):
+            nulls |= part.nulls
+            for name, counts in part.keys.items():
                 keys[name].update(counts)
     return Survey(nulls=frozenset(nulls), keys=keys)
 
@@ -204,9 +205,9 @@ def survey_files(task: SurveyTask) -> Survey:
         without_null = _columns_without_nulls(fragment, task.columns)
         unproven = [name for name in task.columns if name not in without_null]
         for row_group in fragment.row_groups:
-            one = fragment_of_group(fragment, row_group)
+            group = fragment_of_group(fragment, row_group)
             for name in dict.fromkeys([*unproven, *task.maps]):
-                column = contiguous(read_arrow(one, ReadRequest([name], task.schema))[name])
+                column = contiguous(read_arrow(group, ReadRequest([name], task.schema))[name])
                 if name in unproven:
                     nulls |= set(null_paths(name, column))
                 if name in keys:
@@ -253,7 +254,6 @@ def fragment_of_group(fragment: Fragment, row_group: int) -> Fragment:
 
 
 def _columns_without_nulls(fragment: Fragment, columns: Sequence[str]) -> set[str]:
-    """Return the columns in which, by the file's footer, no value, list or element is null."""
     metadata, schema = footer_of(fragment)
     leaves = column_leaves(schema, metadata.num_columns, fragment.uri)
     leaves_of = dict(zip(schema.names, leaves, strict=True))

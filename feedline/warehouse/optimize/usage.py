@@ -127,8 +127,8 @@ def load_uses(work_dir: str, table: str) -> list[Use]:
             logger.warning("the usage record %s cannot be read and is skipped", name)
             return None
 
-    found = in_threads(load, _names(location, folder), threads=_THREADS)
-    return [use for use in found if use is not None]
+    uses = in_threads(load, _names(location, folder), threads=_THREADS)
+    return [use for use in uses if use is not None]
 
 
 def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
@@ -141,7 +141,7 @@ def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
         ColumnUse(name=name, runs=runs[name], read_bytes=read[name], stored_bytes=size) for name, size in stored.items()
     ]
     total = sum(stored.values())
-    used = [column for column in columns if column.runs]
+    in_use = [column for column in columns if column.runs]
     columns_read = [len(use.columns) / use.table_columns for use in uses if use.table_columns]
     bytes_read = [sum(use.columns.values()) / use.row_group_bytes for use in uses if use.row_group_bytes]
     return Popularity(
@@ -153,8 +153,8 @@ def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
         columns=tuple(sorted(columns, key=lambda column: -column.runs)),  # stable: the table's order among equals
         column_share=fmean(columns_read or [0.0]),
         byte_share=fmean(bytes_read or [0.0]),
-        used_column_share=len(used) / len(columns),
-        used_byte_share=sum(column.stored_bytes for column in used) / total if total else 0.0,
+        used_column_share=len(in_use) / len(columns),
+        used_byte_share=sum(column.stored_bytes for column in in_use) / total if total else 0.0,
         partitions=tuple(Counter(folder for use in uses for folder in use.partitions).most_common()),
     )
 
@@ -166,22 +166,22 @@ def popular_columns(uses: Sequence[Use]) -> tuple[str, ...]:
 
 
 def _use(snapshot: Snapshot, parts: Iterable[str], row_groups: npt.NDArray[np.int64], job: str) -> Use:
-    own = set(snapshot.file_columns)
-    own_parts = {name: None for name in parts if name in own or part_of(name) is not None}
+    stored = set(snapshot.file_columns)
+    own_parts = {name: None for name in parts if name in stored or part_of(name) is not None}
     sizes = {name: int(size[row_groups].sum()) for name, size in column_bytes(snapshot, own_parts)}
     sources = source_columns(snapshot.schema, own_parts)
-    read = [name for name in sources if name in own and (name in own_parts or sizes[name])]
+    read = [name for name in sources if name in stored and (name in own_parts or sizes[name])]
     folders = [partition_folder(path) for path in snapshot.files["path"].to_pylist()]
-    kept = dict.fromkeys(folders[file] for file in np.unique(snapshot.file_of_row_group[row_groups]))
+    partitions = dict.fromkeys(folders[file] for file in np.unique(snapshot.file_of_row_group[row_groups]))
     return Use(
         time=datetime.now(UTC).isoformat(timespec="microseconds"),
         job=job,
         table=redact(snapshot.uri),
         snapshot=snapshot.id,
         columns={name: sizes[name] for name in read},
-        partitions=tuple(kept)[:_PARTITIONS],
-        partitions_read=len(kept),
-        table_columns=len(own),
+        partitions=tuple(partitions)[:_PARTITIONS],
+        partitions_read=len(partitions),
+        table_columns=len(stored),
         row_group_bytes=int(snapshot.row_groups["bytes"].to_numpy()[row_groups].sum()),
         table_partitions=len(set(folders)),
     )

@@ -47,18 +47,18 @@ def file_changes(old: Snapshot, new: Snapshot) -> FileChanges:
     Raises StateError if a partition key changed its type and a path does not spell its value.
     """
     known = known_files(new.files, old.files)
-    found = FileChanges(retimed=known.retimed)
+    changes = FileChanges(retimed=known.retimed)
     spelled = [name for name in old.partition_columns if not same_string(_type(old, name), _type(new, name))]
     after = np.flatnonzero(known.same)
-    found.unchanged = dict(sorted(zip(known.index[after].tolist(), after.tolist(), strict=True)))
-    found.rewritten = int((~known.same & (known.index >= 0)).sum())
+    changes.unchanged = dict(sorted(zip(known.index[after].tolist(), after.tolist(), strict=True)))
+    changes.rewritten = int((~known.same & (known.index >= 0)).sum())
     for file in range(len(old.files)):
-        if file not in found.unchanged:
-            found.old.setdefault(_partition(old, file, spelled), []).append(file)
+        if file not in changes.unchanged:
+            changes.old.setdefault(_partition(old, file, spelled), []).append(file)
     for file in range(len(new.files)):
         if not known.same[file]:
-            found.new.setdefault(_partition(new, file, spelled), []).append(file)
-    return found
+            changes.new.setdefault(_partition(new, file, spelled), []).append(file)
+    return changes
 
 
 def by_file(snapshot: Snapshot, row_groups: Sequence[int]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
@@ -105,7 +105,6 @@ def _type(snapshot: Snapshot, name: str) -> pa.DataType:
 
 
 def _partition(snapshot: Snapshot, file: int, spelled: Collection[str]) -> Partition:
-    """Return a file's partition; the keys in `spelled` as strings from its path."""
     typed = dict(snapshot.partition_of(file))
     values = {name: None if value is None else str(value) for name, value in typed.items()}
     if spelled:

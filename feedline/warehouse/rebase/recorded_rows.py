@@ -152,7 +152,7 @@ def remaining_rows(fragment: Fragment) -> int:
 
 def spans_of(fragment: Fragment, skip: int, rows: int) -> list[tuple[int, int]]:
     """Return, per row group of the fragment, which of its remaining rows (start, stop) a piece reads."""
-    spans, first = [], 0
+    spans, first = [], 0  # row groups of 4, 4 and 2 rows, skip 3, rows 4 -> [(3, 4), (0, 3), (0, 0)]
     for kept, bits in zip(fragment.expected, fragment.excluded or (None,) * len(fragment.expected), strict=True):
         remaining = kept - count_excluded(bits)
         start, stop = (min(max(row - first, 0), remaining) for row in (skip, skip + rows))
@@ -189,12 +189,12 @@ class Records:
 
     def of(self, fragment: Fragment) -> dict[int, RowIdentities]:
         """Load the records of a fragment's row groups, by their index in the file."""
-        kept = dict(zip(fragment.row_groups, fragment.expected, strict=True))
-        found = {row_group: RowIdentities.nothing(rows) for row_group, rows in kept.items()}
+        rows_of = dict(zip(fragment.row_groups, fragment.expected, strict=True))
+        identities = {row_group: RowIdentities.nothing(rows) for row_group, rows in rows_of.items()}
         for first, last, name in self._names.get(_digest(fragment), ()):
-            if any(first <= row_group <= last and not found[row_group].present.all() for row_group in kept):
-                self._fill(found, f"{self._folder}/{name}")
-        return found
+            if any(first <= row_group <= last and not identities[row_group].present.all() for row_group in rows_of):
+                self._fill(identities, f"{self._folder}/{name}")
+        return identities
 
     def _fill(self, found: Mapping[int, RowIdentities], name: str) -> None:
         try:
@@ -251,7 +251,6 @@ def identify_task(task: IdentifyTask) -> tuple[Words, Words | None]:
 
 
 def _name(recording: Recording, fragment: Fragment, part: str) -> str:
-    """Return the name of the record of all the fragment's rows, or of the part that `part` describes."""
     first, last = fragment.row_groups[0], fragment.row_groups[-1]
     content = f"{fragment.row_groups} {fragment.expected} {part}".encode()
     file, rows = _digest(fragment), hashlib.sha256(content).hexdigest()[:16]

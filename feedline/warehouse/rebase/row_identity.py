@@ -3,8 +3,7 @@
 Runs in every process that computes blocks, and where a rebase is planned. Pure. Each value of the key columns becomes a
 64-bit word (of a list its length and first value), the words are summed, each times an odd constant derived from its
 column's name, and the sum is mixed once per row (`hashing.mix`, `hashing.digest`). The hash of a row with a null in its
-key is `NAMELESS`. Records without a row key have identities of up to eight columns (`unkeyed_identity`). See
-docs/decisions/0007-row-identity-for-rebase.md.
+key is `NAMELESS`. See docs/decisions/0007-row-identity-for-rebase.md.
 """
 
 from __future__ import annotations
@@ -27,28 +26,22 @@ from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 
 NAMELESS = np.uint64(2**64 - 1)  # values hash to it only by chance (a key of zeros hashes to 0)
 LENGTHS = "lengths"  # the kind of a list column whose lengths order rows
-_VERSION = 1
-_UNKEYED_COLUMNS = 8
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What identifies a row: columns and their kinds; `by`: the column that orders rows, with the
-    kind `LENGTHS` one whose lists' lengths do.
-
-    `kept`: whatever else decides which rows are kept. `unique`: the columns are a row key, which no two rows may share;
-    false only for `unkeyed_identity`.
-    """
+    """What identifies a row: the columns of a row key and their kinds; `by`: the column that orders rows, with the
+    kind `LENGTHS` one whose lists' lengths do. `kept`: whatever else decides which rows are kept."""
 
     columns: tuple[tuple[str, str], ...]
     by: tuple[str, str] | None
     kept: str
-    unique: bool
 
     @cached_property
     def id(self) -> str:
         """The digest of all fields: 32 hexadecimal digits."""
-        parts = [_VERSION, sorted(self.columns), self.by, self.kept, *(["key"] if self.unique else [])]
+        parts = [_VERSION, sorted(self.columns), self.by, self.kept]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     @property
@@ -59,8 +52,8 @@ class Identity:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of the row key, which features need not read; empty without one."""
-        return tuple(name for name, _ in self.columns) if self.unique else ()
+        """The columns of the row key, which features need not read."""
+        return tuple(name for name, _ in self.columns)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,10 +67,6 @@ class Identity:
             if frame.get_column(name).null_count():
                 words[frame.get_column(name).is_null().to_numpy()] = NAMELESS
         return words
-
-    def nameless(self, rows: Words) -> npt.NDArray[np.bool_]:
-        """bool [rows]: which rows have no identity."""
-        return rows == NAMELESS if self.unique else np.zeros(len(rows), np.bool_)
 
     def runs(self, frame: pl.DataFrame) -> Words:
         """uint64 [rows]: a hash of each row's `shuffle.by`, equal where the values are (nulls to each other); or the
@@ -97,29 +86,8 @@ def identity_of(
     `schema`: the columns and column parts that files store (no partition keys: one value per file identifies no row).
     `by`: the column that orders rows, `by_length` of lists; `kept`: what decides which rows are kept.
     """
-    return _identity(tuple(_kinds(schema, key).items()), _by(schema, by, by_length), kept, unique=True)
-
-
-def unkeyed_identity(
-    schema: pa.Schema, columns: Sequence[str], *, by: str | None = None, kept: str = ""
-) -> Identity | None:
-    """Return the identity that earlier versions recorded without a row key, for a pipeline that reads `columns`.
-
-    It takes a few columns of each kind in turn, far apart, since neighbouring columns often repeat together from row to
-    row. Rows that are equal in all of them are interchangeable.
-    """
-    kinds = _kinds(schema, columns)
-    families: dict[str, list[str]] = {}
-    for name, kind in kinds.items():
-        families.setdefault(kind.split()[0], []).append(name)
-    chosen: dict[str, None] = {}
-    share = -(-_UNKEYED_COLUMNS // max(len(families), 1))
-    for turn in range(_UNKEYED_COLUMNS):
-        for names in families.values():
-            index = turn * max(len(names) // share, 1)
-            if index < len(names) and len(chosen) < _UNKEYED_COLUMNS:
-                chosen[names[index]] = None
-    return _identity(tuple((name, kinds[name]) for name in chosen), _by(schema, by, False), kept, unique=False)
+    columns = tuple(_kinds(schema, key).items())
+    return Identity(columns=columns, by=_by(schema, by, by_length), kept=kept) if columns else None
 
 
 def _kinds(schema: pa.Schema, names: Sequence[str]) -> dict[str, str]:
@@ -127,12 +95,6 @@ def _kinds(schema: pa.Schema, names: Sequence[str]) -> dict[str, str]:
     stored = set(schema.names)
     kinds = {name: identity_kind(schema.field(name).type) for name in dict.fromkeys(names) if name in stored}
     return {name: kind for name, kind in kinds.items() if kind is not None}
-
-
-def _identity(
-    columns: tuple[tuple[str, str], ...], by: tuple[str, str] | None, kept: str, *, unique: bool
-) -> Identity | None:
-    return Identity(columns=columns, by=by, kept=kept, unique=unique) if columns else None
 
 
 def _by(schema: pa.Schema, by: str | None, by_length: bool) -> tuple[str, str] | None:
@@ -146,6 +108,7 @@ def delivered_again(delivered: Words, rows: Words) -> npt.NDArray[np.bool_]:
     """bool [rows]: which rows were delivered; of rows with equal identities the first, as many as were delivered."""
     if not len(delivered) or not len(rows):
         return np.zeros(len(rows), np.bool_)
+    # delivered [7, 7] among rows [7, 5, 7, 7] -> [T, F, T, F]
     names, counts = np.unique(delivered, return_counts=True)
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
@@ -243,7 +206,6 @@ def _nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def _add_list(total: Words, word: Words, array: pa.Array, name: str, kind: str) -> None:
-    """Add the length and, if its type is hashed, the bits of the first value."""
     offsets = array.offsets.to_numpy()
     lengths = np.diff(offsets)
     _add(total, word, lengths.view(np.uint64), name, _nulls(array))

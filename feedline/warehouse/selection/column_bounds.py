@@ -29,8 +29,8 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 def statistics_of(snapshot: Snapshot, columns: Iterable[str]) -> Statistics:
     """Return the snapshot's statistics of these columns, per row group."""
-    found = {name: _column(snapshot, name) for name in columns}
-    return Statistics(rows=snapshot.rows_per_row_group, columns=found)
+    statistics = {name: _column(snapshot, name) for name in columns}
+    return Statistics(rows=snapshot.rows_per_row_group, columns=statistics)
 
 
 def key_statistics(partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64]) -> Statistics:
@@ -41,11 +41,11 @@ def key_statistics(partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64
 def value_ranges(snapshot: Snapshot, columns: Iterable[str]) -> dict[str, tuple[object, object] | None]:
     """Return the least and greatest value of these columns where footers have them, dates and times as strings; None
     for a column of nulls."""
-    found: dict[str, tuple[object, object] | None] = {}
+    ranges: dict[str, tuple[object, object] | None] = {}
     rows = snapshot.rows_per_row_group
     for name in columns:
         if name in snapshot.partition_columns:
-            low = high = pc.struct_field(snapshot.files["partition"], name).combine_chunks().drop_null()
+            low = high = snapshot.partition_column(name).drop_null()
         else:
             facts = snapshot.column_facts(name)
             holds = (rows > 0) & (facts.field("nulls").to_numpy() != rows)
@@ -54,10 +54,10 @@ def value_ranges(snapshot: Snapshot, columns: Iterable[str]) -> dict[str, tuple[
             if sides == ("nulls", "nulls") and len(low):
                 continue
         if not len(low):
-            found[name] = None
+            ranges[name] = None
         elif not low.null_count:  # a row group without bounds leaves the column without
-            found[name] = end_value(pc.min_max(low)["min"]), end_value(pc.min_max(high)["max"])
-    return found
+            ranges[name] = end_value(pc.min_max(low)["min"]), end_value(pc.min_max(high)["max"])
+    return ranges
 
 
 def end_value(end: pa.Scalar) -> object:
@@ -73,7 +73,7 @@ def end_value(end: pa.Scalar) -> object:
 def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
     kind = snapshot.schema.field(name).type
     if name in snapshot.partition_columns:
-        values = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
+        values = snapshot.partition_column(name)
         return _key(values.take(pa.array(snapshot.file_of_row_group)), snapshot.rows_per_row_group)
     facts = snapshot.column_facts(name)
     nulls = facts.field("nulls").to_numpy()

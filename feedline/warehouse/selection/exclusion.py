@@ -20,14 +20,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from feedline.errors import CorruptFileError, FeedlineError
-from feedline.warehouse.reading.fragment import count_excluded, unpack_mask
+from feedline.errors import CorruptFileError, FeedlineError, StateError
+from feedline.warehouse.reading.fragment import UNCOUNTED, count_excluded, unpack_mask
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, ancestor, below, join, locate, redact
 
 _VERSION = 1
 _FOLDER = "exclusions"
+_FAULTS = pa.schema(
+    {"row_group": pa.int64(), "feature": pa.string(), "reason": pa.string(), "rows": pa.int64(), "first": pa.int64()}
+)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -71,12 +74,61 @@ class RowFault:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Exclusion:
+class ExcludedRows:
     """Rows that are left out. excluded: row group (in the table) -> how many of its rows filter and sample keep, and
-    the bits of those left out. faults: in the order of the table."""
+    the bits of those left out."""
+
+    excluded: Mapping[int, tuple[int, bytes]]
+
+    @cached_property
+    def counts(self) -> dict[int, int]:
+        """Per row group, how many of its rows are left out."""
+        return {row_group: count_excluded(bits) for row_group, (_, bits) in self.excluded.items()}
+
+    @property
+    def content(self) -> bytes:
+        """What names them in a digest."""
+        groups = sorted(self.excluded.items())
+        return b"".join(f"{row_group} {kept} ".encode() + bits for row_group, (kept, bits) in groups)
+
+    def bits(self, row_group: int) -> bytes | None:
+        """The bits of a row group's rows that are left out; None if none are."""
+        return self.excluded.get(row_group, (0, None))[1]
+
+    def mask(self, row_group: int, kept: int) -> Bools:
+        """bool [kept]: which of a row group's kept rows are left out."""
+        return unpack_mask(self.bits(row_group), kept)
+
+    def refuse_other_rows(self, kept: Int64s, name: str) -> None:
+        """Raise StateError unless filter and sample keep as many rows of these row groups (int64 [row groups], or
+        UNCOUNTED)."""
+        for row_group, (rows, _) in self.excluded.items():
+            expected = int(kept[row_group]) if row_group < len(kept) else "no such row group"
+            if expected not in (rows, UNCOUNTED):
+                raise StateError(
+                    f"{name} belongs to another filter or snapshot: got {rows} kept rows of row group {row_group}, "
+                    f"expected {expected}"
+                )
+
+    def table(self, metadata: Mapping[str, str]) -> pa.Table:
+        columns = {
+            "row_group": pa.array(self.excluded, pa.int64()),
+            "kept": pa.array([kept for kept, _ in self.excluded.values()], pa.int64()),
+            "excluded": pa.array([bits for _, bits in self.excluded.values()], pa.binary()),
+        }
+        return pa.table(columns).replace_schema_metadata(metadata)
+
+    @staticmethod
+    def of_table(table: pa.Table) -> dict[int, tuple[int, bytes]]:
+        groups = zip(*(table[name].to_pylist() for name in ("row_group", "kept", "excluded")), strict=True)
+        return {row_group: (kept, bits) for row_group, kept, bits in groups}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exclusion(ExcludedRows):
+    """Bad rows. faults: in the order of the table."""
 
     origin: ExclusionOrigin
-    excluded: Mapping[int, tuple[int, bytes]]
     faults: tuple[RowFault, ...]
 
     @cached_property
@@ -84,28 +136,13 @@ class Exclusion:
         """The digest of the content: 32 hexadecimal digits."""
         digest = hashlib.sha256(json.dumps([_VERSION, asdict(self.origin)], sort_keys=True).encode())
         digest.update(json.dumps([[*asdict(fault).values()] for fault in self.faults]).encode())
-        for row_group, (kept, bits) in sorted(self.excluded.items()):
-            digest.update(f"{row_group} {kept} ".encode() + bits)
+        digest.update(self.content)
         return digest.hexdigest()[:32]
-
-    @cached_property
-    def counts(self) -> dict[int, int]:
-        """Per row group, how many of its rows are left out."""
-        return {row_group: count_excluded(bits) for row_group, (_, bits) in self.excluded.items()}
 
     @cached_property
     def rows(self) -> int:
         """How many rows are left out."""
         return sum(self.counts.values())
-
-    def bits(self, row_group: int) -> bytes | None:
-        """The bits of a row group's rows that are left out; None if none are."""
-        found = self.excluded.get(row_group)
-        return None if found is None else found[1]
-
-    def mask(self, row_group: int, kept: int) -> Bools:
-        """bool [kept]: which of a row group's kept rows are left out."""
-        return unpack_mask(self.bits(row_group), kept)
 
     def reasons(self) -> dict[tuple[str, str], int]:
         """How many rows have each fault, by feature and reason, most frequent first."""
@@ -129,25 +166,9 @@ class Exclusion:
         self._write(*_split_path(file))
 
     def _write(self, folder: str, name: str) -> None:
-        groups = sorted(self.excluded)
-        rows = pa.table(
-            {
-                "row_group": pa.array(groups, pa.int64()),
-                "kept": pa.array([self.excluded[group][0] for group in groups], pa.int64()),
-                "excluded": pa.array([self.excluded[group][1] for group in groups], pa.binary()),
-            }
-        )
         origin = json.dumps(asdict(self.origin), sort_keys=True)
-        rows = rows.replace_schema_metadata({"version": str(_VERSION), "origin": origin})
-        faults = pa.table(
-            {
-                "row_group": pa.array([fault.row_group for fault in self.faults], pa.int64()),
-                "feature": pa.array([fault.feature for fault in self.faults], pa.string()),
-                "reason": pa.array([fault.reason for fault in self.faults], pa.string()),
-                "rows": pa.array([fault.rows for fault in self.faults], pa.int64()),
-                "first": pa.array([fault.first for fault in self.faults], pa.int64()),
-            }
-        )
+        rows = self.table({"version": str(_VERSION), "origin": origin})
+        faults = pa.Table.from_pylist([asdict(fault) for fault in self.faults], _FAULTS)
         content_store.create(folder, name, [rows, faults])
 
     @classmethod
@@ -163,10 +184,9 @@ class Exclusion:
         if metadata.get(b"version") != str(_VERSION).encode() or b"origin" not in metadata:
             raise CorruptFileError(f"{redact(join(folder, name))} does not hold an exclusion of version {_VERSION}")
         origin = json.loads(metadata[b"origin"])
-        groups = zip(*(rows[name].to_pylist() for name in ("row_group", "kept", "excluded")), strict=True)
         return cls(
             origin=ExclusionOrigin(**{**origin, "unfitted": tuple(origin["unfitted"])}),
-            excluded={row_group: (kept, bits) for row_group, kept, bits in groups},
+            excluded=cls.of_table(rows),
             faults=tuple(RowFault(**fault) for fault in faults.to_pylist()),
         )
 
@@ -181,8 +201,8 @@ def kept_exclusions(work_dir: str, snapshot: str) -> Iterator[Exclusion]:
     location = locate(absolute(work_dir))
     names: list[str] = []
     with contextlib.suppress(FeedlineError, OSError):
-        found = location.filesystem.get_file_info(pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True))
-        names = sorted(str(info.base_name) for info in found if info.base_name.endswith(".arrow"))
+        infos = location.filesystem.get_file_info(pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True))
+        names = sorted(str(info.base_name) for info in infos if info.base_name.endswith(".arrow"))
     for name in names:
         with contextlib.suppress(FeedlineError, OSError):
             exclusion = Exclusion._load(work_dir, f"{_FOLDER}/{name}")
@@ -191,7 +211,7 @@ def kept_exclusions(work_dir: str, snapshot: str) -> Iterator[Exclusion]:
 
 
 def join_bits(parts: Iterable[bytes | None]) -> bytes | None:
-    """The bits of rows that any part leaves out; None if none are. Parts are equally long."""
+    """The bits of rows that any part leaves out, `01`, None, `10` -> `11`; None if none are. Parts are equally long."""
     arrays = [np.frombuffer(bits, np.uint8) for bits in parts if bits is not None]
     return np.bitwise_or.reduce(arrays).tobytes() if arrays else None
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.expressions import BoundExpression
@@ -36,8 +34,7 @@ def first_absence(
     snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
 ) -> tuple[str, str, int] | None:
     """Find the first of these columns missing from files to be read: (column, first such path, number of files)."""
-    names = snapshot.partition_columns
-    partition = {name: pc.struct_field(snapshot.files["partition"], name).combine_chunks() for name in names}
+    partition = {name: snapshot.partition_column(name) for name in snapshot.partition_columns}
     asked = files_asked(partition, snapshot.files["rows"].to_numpy(), where)
     for name in sorted(columns):
         if name in partition:
@@ -45,7 +42,7 @@ def first_absence(
         lacking = files_without(snapshot, name)
         lacking = lacking[asked[lacking]]
         if len(lacking):
-            return name, str(snapshot.files["path"][int(lacking[0])].as_py()), len(lacking)
+            return name, snapshot.path_of(int(lacking[0])), len(lacking)
     return None
 
 
@@ -135,7 +132,7 @@ def null_counts(
 
     rows: int64, selected rows per row group; below 0 if uncounted.
     """
-    stored, found = snapshot.rows_per_row_group, {}
+    stored, counts = snapshot.rows_per_row_group, {}
     kept = np.where(rows < 0, stored, rows)
     read = int(np.count_nonzero(_files(snapshot, kept > 0)))
     for name, nulls in _nulls(snapshot, columns):
@@ -144,52 +141,48 @@ def null_counts(
         most = np.minimum(np.where(nulls < -1, stored - 1, np.maximum(nulls, 0)), kept)
         if not most.any():
             continue
+        # 3 nulls in a row group of 10 rows, of which 8 are selected: 1 to 3 of them
         proven = np.where(nulls < -1, -1 - nulls, nulls)
         least = np.where(rows < 0, 0, np.maximum(proven - (stored - kept), 0))
         files = np.flatnonzero(_files(snapshot, most > 0))
-        found[name] = NullCount(
+        counts[name] = NullCount(
             column=name,
             least=int(least.sum()),
             most=int(most.sum()),
             files=len(files),
             read=read,
-            file=_path(snapshot, files),
+            file=snapshot.path_of(int(files[0])),
         )
-    return {name: found[name] for name in columns if name in found}
+    return {name: counts[name] for name in columns if name in counts}
 
 
 def absent_columns(snapshot: Snapshot, columns: Collection[str], rows: Int64s) -> list[AbsentColumn]:
     """Return the columns (or parts) missing from files that have selected rows. `rows`: as in `null_counts`."""
     kept = np.where(rows < 0, snapshot.rows_per_row_group, rows)
     per_file = np.bincount(snapshot.file_of_row_group, weights=kept, minlength=len(snapshot.files)).astype(np.int64)
-    found = []
+    absences = []
     for name in columns:
         if name in snapshot.partition_columns:
             continue
         lacking = files_without(snapshot, name)
         files = lacking[per_file[lacking] > 0]
         if len(files):
-            found.append(
+            absences.append(
                 AbsentColumn(
                     column=name,
                     files=len(files),
                     read=int(np.count_nonzero(per_file)),
                     rows=int(per_file[files].sum()),
-                    file=_path(snapshot, files),
+                    file=snapshot.path_of(int(files[0])),
                 )
             )
-    return found
+    return absences
 
 
 def _files(snapshot: Snapshot, row_groups: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """bool [files]: which files have one of these row groups."""
-    found = np.zeros(len(snapshot.files), np.bool_)
-    found[snapshot.file_of_row_group[row_groups]] = True
-    return found
-
-
-def _path(snapshot: Snapshot, files: npt.NDArray[Any]) -> str:
-    return str(snapshot.files["path"][int(files[0])].as_py())
+    files = np.zeros(len(snapshot.files), np.bool_)
+    files[snapshot.file_of_row_group[row_groups]] = True
+    return files
 
 
 def _nulls(snapshot: Snapshot, columns: Iterable[str]) -> Iterator[tuple[str, Int64s]]:
@@ -200,8 +193,9 @@ def _nulls(snapshot: Snapshot, columns: Iterable[str]) -> Iterator[tuple[str, In
             continue
         field = snapshot.schema.field(name)
         if name in snapshot.partition_columns:
-            keys = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
-            valid = keys.is_valid().to_numpy(zero_copy_only=False)[snapshot.file_of_row_group]
+            valid = (
+                snapshot.partition_column(name).is_valid().to_numpy(zero_copy_only=False)[snapshot.file_of_row_group]
+            )
             yield name, np.where(valid, 0, snapshot.rows_per_row_group)
         elif field.nullable and not pat.is_nested(field.type):
             stored.append(name)

@@ -170,7 +170,7 @@ def _contain(values: list[Any], column: ColumnStatistics) -> tuple[Bools, Bools]
     members[:] = sorted(values)
     bounded = np.flatnonzero(column.bounded & ~_is_nan(column.low))
     low, high = column.low[bounded].astype(object), column.high[bounded].astype(object)
-    index = np.searchsorted(members, low)
+    index = np.searchsorted(members, low)  # of 1, 4, 10 and values from 5 to 9 the nearest is 10: no value is listed
     inside = index < len(members)
     nearest = members[np.minimum(index, len(members) - 1)] if len(members) else low
     hit = inside & (nearest <= high).astype(np.bool_)

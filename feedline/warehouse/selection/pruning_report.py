@@ -24,6 +24,7 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 # What decided a row group's rows: partition keys; statistics (or being empty); bloom filters; statistics that prove all
 # rows kept; arithmetic, all rows being sampled by position; or reading the columns of filter and sample.
 PARTITION, STATISTICS, BLOOM, WHOLE, SAMPLED_BY_POSITION, COUNTED = np.arange(6, dtype=np.int8)
+_SHARES = ("by_partition", "by_statistics", "by_bloom", "whole", "by_position", "counted")  # of a report, likewise
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -32,10 +33,13 @@ Need: TypeAlias = tuple[frozenset[str], Bools]  # columns and parts of columns, 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdicts:
-    """Per row group: `fate` (int8, what decided its rows) and `proofs` (uint8, bits of `row_filter`)."""
+    """Per row group: `fate` (int8, what decided its rows), `proofs` (uint8, bits of `row_filter`), and int64 rows that
+    filter and sample keep (`rows`) and that the filter alone keeps (`matched`), UNCOUNTED until they are."""
 
     fate: npt.NDArray[np.int8]
     proofs: npt.NDArray[np.uint8]
+    rows: Int64s
+    matched: Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,36 +91,28 @@ def report_of(
     sample: BoundSample | None,
     verdicts: Verdicts,
     *,
-    rows: Int64s,
-    matched: Int64s,
-    bloom_bytes: int,
-    cached: bool,
+    bloom_bytes: int = 0,
+    cached: bool = False,
 ) -> SelectionReport:
     """Build the report of a selection."""
-    stored, fate = snapshot.rows_per_row_group, verdicts.fate
+    stored, fate, rows, matched = snapshot.rows_per_row_group, verdicts.fate, verdicts.rows, verdicts.matched
 
     def share(row_groups: Bools, weights: Int64s = stored) -> Share:
         return Share(row_groups=int(row_groups.sum()), rows=int(weights[row_groups].sum()))
 
-    counted = fate == COUNTED
-    counted_bytes = int(needed_bytes(snapshot, deciding_parts(verdicts.proofs, where, sample))[counted].sum())
+    needed = needed_bytes(snapshot, deciding_parts(verdicts.proofs, where, sample))
     return SelectionReport(
         table=share(np.ones(len(stored), np.bool_)),
-        by_partition=share(fate == PARTITION),
-        by_statistics=share(fate == STATISTICS),
-        by_bloom=share(fate == BLOOM),
-        whole=share(fate == WHOLE),
-        by_position=share(fate == SAMPLED_BY_POSITION),
-        counted=share(counted),
+        **{name: share(fate == number) for number, name in enumerate(_SHARES)},
         matched=share(matched > 0, matched),
         kept=share(rows > 0, rows),
-        counted_bytes=counted_bytes,
+        counted_bytes=int(needed[fate == COUNTED].sum()),
         bloom_bytes=bloom_bytes,
         cached=cached,
     )
 
 
-def stages_of(snapshot: Snapshot, verdicts: Verdicts, *, rows: Int64s, matched: Int64s) -> Iterator[Stage]:
+def stages_of(snapshot: Snapshot, verdicts: Verdicts) -> Iterator[Stage]:
     """Yield the stages from the whole table to the rows that are read."""
     stored, fate = snapshot.rows_per_row_group, verdicts.fate
     for name, row_groups in (
@@ -126,7 +122,7 @@ def stages_of(snapshot: Snapshot, verdicts: Verdicts, *, rows: Int64s, matched: 
         ("bloom filters", fate > BLOOM),
     ):
         yield Stage(name=name, row_groups=row_groups, rows=int(stored[row_groups].sum()))
-    for name, kept in (("where", matched), ("sample", rows)):
+    for name, kept in (("where", verdicts.matched), ("sample", verdicts.rows)):
         yield Stage(name=name, row_groups=kept > 0, rows=int(kept[kept > 0].sum()))
 
 

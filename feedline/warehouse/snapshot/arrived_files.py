@@ -88,9 +88,9 @@ def landed(listing: Listing, rule: LandingRule) -> Landing:
         reasons[folder] = "has files after `until` only"
     open_folders = np.zeros(len(folders), np.bool_)
     open_folders[list(reasons)] = True
-    kept = np.flatnonzero(exists & ~open_folders[code])
+    arrived = np.flatnonzero(exists & ~open_folders[code])
     return Landing(
-        listing=listing.take(kept),
+        listing=listing.take(arrived),
         partitions=len(folders) - len(reasons),
         left_out={folders[index]: reason for index, reason in sorted(reasons.items())},
     )
@@ -105,14 +105,14 @@ def partition_names(listing: Listing) -> pa.Array:
 
 
 def folder_names(paths: pa.ChunkedArray) -> pa.Array:
-    """The folders of paths; the path itself of a file without one."""
+    """The folders of paths; the path itself of a file without one: `ds=1/h=2/a.parquet` -> `ds=1/h=2`."""
     path = contiguous(paths)
     folder = pc.replace_substring_regex(path, r"/?[^/]*$", "")
     return pc.if_else(pc.equal(folder, ""), path, folder)
 
 
 def value_names(partition: Mapping[str, pa.Array], files: int) -> pa.Array:
-    """The values of partition keys as one string per file; of a table without keys, an empty one."""
+    """The values of partition keys as one string per file, `ds=null/h=y`; of a table without keys, an empty one."""
     if not partition:
         return pa.array([""] * files, pa.string())
     parts = [

@@ -114,20 +114,13 @@ def arrange_facts(arrays: Mapping[str, pa.Array] | None, rows: pa.Array, field: 
 
 
 def _cast(bounds: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Bounds in another type; those that do not fit are unknown."""
-    if bounds.type == kind:
-        return bounds
+    """Bounds in another type; those that do not fit are unknown: `[1, 300]` as int8 -> `[1, null]`."""
     try:
         return bounds.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return pa.concat_arrays([pa.array([], kind), *(_cast_one(bounds[i : i + 1], kind) for i in range(len(bounds)))])
-
-
-def _cast_one(bound: pa.Array, kind: pa.DataType) -> pa.Array:
-    try:
-        return bound.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return pa.nulls(1, kind)
+        if len(bounds) <= 1:
+            return pa.nulls(len(bounds), kind)
+        return pa.concat_arrays([_cast(bounds[i : i + 1], kind) for i in range(len(bounds))])
 
 
 def contiguous(column: pa.ChunkedArray) -> pa.Array:
@@ -138,7 +131,10 @@ def contiguous(column: pa.ChunkedArray) -> pa.Array:
 # --------------------------------------------------------------------------------------------------------------------
 # Partition keys that some files hold themselves: of a table that was partitioned after its first files were written.
 # Pure; runs where a snapshot is taken. A file whose path lacks a key, but which has a column of that name, has the
-# key's values in that column: old.parquet with ds its own ds ds=2026-01-02/new.parquet 2026-01-02 in all rows Such a
+# key's values in that column:
+#     old.parquet with a column ds    its own values
+#     ds=2026-01-02/new.parquet       2026-01-02 in all rows
+# Such a
 # key is a column of the table like any other, with a constant in files below a folder of the key. A key that no such
 # file holds stays a partition key, null where a path lacks it.
 
@@ -161,27 +157,27 @@ def held_keys(
     table: of the files' columns; values get the type of theirs. Raises TableError where these do not fit.
     """
     open_keys = {} if listing.schema is not None else _open_keys(listing)
-    found: dict[str, HeldKey] = {}
+    keys: dict[str, HeldKey] = {}
     for schema, files in kinds:
         for name, in_path in open_keys.items():
-            if name in found or name not in schema.names or pat.is_null(schema.field(name).type):
+            if name in keys or name not in schema.names or pat.is_null(schema.field(name).type):
                 continue
             if not in_path[files].all():
                 values = listing.partition[name]
-                found[name] = HeldKey(values if table is None else _typed(listing, name, table), in_path)
-    return {name: found[name] for name in listing.partition if name in found}
+                keys[name] = HeldKey(values if table is None else _typed(listing, name, table), in_path)
+    return {name: keys[name] for name in listing.partition if name in keys}
 
 
 def spelled_in(paths: pa.ChunkedArray, name: str) -> Bools:
     """bool [paths]: whether a folder of the path has the key."""
     folders: dict[str, bool] = {}
-    found = []
+    spelled = []
     for path in paths.to_pylist():
         folder = path.rpartition("/")[0]
         if folder not in folders:
             folders[folder] = name in keys_of_path(path)
-        found.append(folders[folder])
-    return np.array(found, np.bool_)
+        spelled.append(folders[folder])
+    return np.array(spelled, np.bool_)
 
 
 def order_by_keys(
@@ -201,14 +197,14 @@ def with_path_values(facts: Facts, keys: Mapping[str, HeldKey], file: npt.NDArra
     """The facts of row groups, where held keys have the value of the path in files that have one. file: of each."""
 
     def fetch(field: pa.Field) -> pa.StructArray:
-        found = facts.fetch(field)
+        fetched = facts.fetch(field)
         if field.name not in keys:
-            return found
+            return fetched
         key = keys[field.name]
         here, value = pa.array(key.in_path[file]), key.values.take(pa.array(file)).cast(field.type)
         constants = {"bytes": pa.scalar(0, pa.int64()), "nulls": pc.if_else(value.is_null(), rows, 0)}
         constants |= {"min": value, "max": value, "exact": pa.scalar(True)}
-        parts = {part.name: column for part, column in zip(found.type, found.flatten(), strict=True)}
+        parts = {part.name: column for part, column in zip(fetched.type, fetched.flatten(), strict=True)}
         changed = [pc.if_else(here, constants[name], column) for name, column in parts.items()]
         return pa.StructArray.from_arrays(changed, names=list(parts))
 
@@ -217,13 +213,13 @@ def with_path_values(facts: Facts, keys: Mapping[str, HeldKey], file: npt.NDArra
 
 def _open_keys(listing: Listing) -> dict[str, Bools]:
     """The keys that some paths lack, each with the files whose paths have it."""
-    found = {}
+    keys = {}
     for name, values in listing.partition.items():
         if values.null_count:
             in_path = spelled_in(listing.files["path"], name)
             if not in_path.all():
-                found[name] = in_path
-    return found
+                keys[name] = in_path
+    return keys
 
 
 def _typed(listing: Listing, name: str, table: pa.Schema) -> pa.Array:

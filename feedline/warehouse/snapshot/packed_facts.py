@@ -103,7 +103,7 @@ def unchanged_files(listing: Listing, last: SnapshotPart, *, kept: set[str], tak
     other than `kept` counts as changed, as the facts of that column are lost. If the table's log declares the columns,
     dropped columns in files do not matter.
     """
-    known = known_files(listing.files, last.files)
+    known = known_files(listing.files, last.files)  # of a new file, and two that were files 0 and 2: [-1, 0, 2]
     same = known.same & (known.tagged | is_settled(contiguous(listing.files["mtime_ns"]).to_numpy(), taken_ns))
     whole = np.array([kept.issuperset(_columns_of(schema, listing.schema)) for schema in last.schemas], np.bool_)
     same &= whole[contiguous(last.files["schema"]).to_numpy()[known.index]]
@@ -116,16 +116,16 @@ def _columns_of(file: pa.Schema, declared: pa.Schema | None) -> Iterable[str]:
 
 def carry_over(last: SnapshotPart, old: npt.NDArray[np.int64]) -> SnapshotPart:
     """The facts of unchanged files from the last snapshot (`old`: from `unchanged_files`), as a part of the new one."""
-    kept = np.flatnonzero(old >= 0)
+    new_files = np.flatnonzero(old >= 0)
     index = np.full(len(last.files), -1, np.int64)
-    index[old[kept]] = kept
-    mine = np.flatnonzero(index >= 0)
+    index[old[new_files]] = new_files
+    old_files = np.flatnonzero(index >= 0)
     groups = np.flatnonzero(index[contiguous(last.row_groups["file"]).to_numpy()] >= 0)
     files = last.files
     if "etag" not in files.schema.names:
         files = files.append_column("etag", pa.nulls(len(files), pa.string()))
     names = ["etag", "footer_digest", "footer_bytes", "rows", "row_groups", "schema"]
-    files = files.select(names).take(pa.array(mine)).add_column(0, "file", pa.array(index[mine]))
+    files = files.select(names).take(pa.array(old_files)).add_column(0, "file", pa.array(index[old_files]))
     row_groups = last.row_groups.select(["rows", "bytes"]).take(pa.array(groups))
     return SnapshotPart(files=files, schemas=last.schemas, row_groups=row_groups, facts=last.facts.take(groups))
 
@@ -136,19 +136,20 @@ def _distinct_schemas(parts: Sequence[SnapshotPart]) -> tuple[list[pa.Schema], I
     schemas: list[pa.Schema] = []
     schema_ids = []
     for part in parts:
-        mine = []
+        of_part = []
         for schema in part.schemas:
             key = schema.serialize().to_pybytes()
             if key not in indices:
                 indices[key] = len(schemas)
                 schemas.append(schema)
-            mine.append(indices[key])
-        schema_ids.append(np.asarray(mine, np.int64)[part.files["schema"].to_numpy()])
+            of_part.append(indices[key])
+        schema_ids.append(np.asarray(of_part, np.int64)[part.files["schema"].to_numpy()])
     return schemas, np.concatenate(schema_ids)
 
 
 def _by_appearance(schema_ids: Int64s) -> tuple[Int64s, Int64s]:
     """Renumber to 0, 1, … in order of first appearance; also returns the position where each first appears."""
+    # [5, 2, 5, 9] -> [0, 1, 0, 2] and [0, 1, 3]
     _, first, which = np.unique(schema_ids, return_index=True, return_inverse=True)
     order = np.argsort(first)
     names = np.empty(len(order), np.int64)
@@ -157,7 +158,6 @@ def _by_appearance(schema_ids: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _take(table: pa.Table, order: Int64s) -> pa.Table:
-    """The rows in that order, each column as one chunk."""
     return table.combine_chunks().take(pa.array(order)).combine_chunks()
 
 

@@ -37,7 +37,6 @@ from feedline.warehouse.storage.parallel import in_threads
 from feedline.warehouse.storage.retry import is_local
 
 _VERSION = 1
-_WITH_PATH_KEYS = b"2"  # of files that versions before these keys would misread
 _ID = re.compile(r"[0-9a-f]{64}")
 # Columns of a saved snapshot that are read at once, where one takes longer than a thread's start: each is decompressed
 # and verified by itself, and holds a few hundred megabytes per ten million row groups.
@@ -114,18 +113,22 @@ class Snapshot:
         names = self.files.schema.names
         return tuple(part.name for part in self.files.schema.field("path_keys").type) if "path_keys" in names else ()
 
+    def partition_column(self, name: str) -> pa.Array:
+        """A partition key's value of each file."""
+        return pc.struct_field(self.files["partition"], name).combine_chunks()
+
     def partition_of(self, file: int) -> tuple[tuple[str, object], ...]:
         """The keys whose values the file's path has, not the file, with these."""
-        found: list[tuple[str, object]] = []
+        keys: list[tuple[str, object]] = []
         if self.partition_columns:
             values = contiguous(self.files["partition"])[file].as_py()
-            found += [(name, values[name]) for name in self.partition_columns]
+            keys += [(name, values[name]) for name in self.partition_columns]
         if names := self.path_keys:
-            values, spelled = contiguous(self.files["path_keys"])[file].as_py(), keys_of_path(self._path(file))
-            found += [(name, values[name]) for name in names if name in spelled]
-        return tuple(found)
+            values, spelled = contiguous(self.files["path_keys"])[file].as_py(), keys_of_path(self.path_of(file))
+            keys += [(name, values[name]) for name in names if name in spelled]
+        return tuple(keys)
 
-    def _path(self, file: int) -> str:
+    def path_of(self, file: int) -> str:
         return str(self.files["path"][file].as_py())
 
     def column_facts(self, name: str) -> pa.StructArray:
@@ -138,12 +141,13 @@ class Snapshot:
         Raises TableError if no file remains.
         """
         gone = pc.is_in(self.files["path"], value_set=pa.array(sorted(paths), pa.string())).to_numpy()
-        kept = np.flatnonzero(~gone)
-        if not len(kept):
+        files_left = np.flatnonzero(~gone)
+        if not len(files_left):
             raise TableError(f"{redact(self.uri)} has no file left: got {len(gone)} to leave out of {len(gone)}")
         groups = np.flatnonzero(~gone[self.file_of_row_group])
+        # files [0, 1, 2] without 1 -> the row groups of file 2 are those of file 1 now
         file = (np.cumsum(~gone) - 1).astype(np.int32)[self.file_of_row_group[groups]]
-        files = self.files.take(pa.array(kept)).combine_chunks()
+        files = self.files.take(pa.array(files_left)).combine_chunks()
         row_groups = self.row_groups.take(pa.array(groups)).combine_chunks()
         row_groups = row_groups.set_column(0, "file", pa.array(file))
         id = identity(self.schema, files, row_groups, logged=self.logged, stored_names=self.stored_names)
@@ -209,12 +213,13 @@ class Snapshot:
         Raises FileNotFoundError if there is no file, CorruptFileError if its bytes are not those that were written.
         """
         stored = content_store.find(folder, name)
+        foreign = CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
         if len(stored) < len(_TABLES):
-            raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
+            raise foreign
         head, files, row_groups, schemas = (table.combine_chunks() for table in stored.tables(len(_TABLES)))
         metadata = head.schema.metadata or {}
-        if metadata.get(b"version") not in (str(_VERSION).encode(), _WITH_PATH_KEYS):
-            raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
+        if metadata.get(b"version") != str(_VERSION).encode():
+            raise foreign
         schema, logged = head.schema.remove_metadata(), b"logged" in metadata
         names = StoredNames(metadata[b"stored_names"].decode()) if b"stored_names" in metadata else None
         snapshot = cls(
@@ -234,7 +239,7 @@ class Snapshot:
 
     def _tables(self, notes: dict[str, str]) -> Iterator[pa.Table]:
         head = {
-            b"version": _WITH_PATH_KEYS if self.path_keys else str(_VERSION).encode(),
+            b"version": str(_VERSION).encode(),
             b"id": self.id.encode(),
             b"uri": self.uri.encode(),
             b"partition_columns": json.dumps(self.partition_columns).encode(),
@@ -265,7 +270,6 @@ def retimed_text(snapshot: Snapshot, retimed: npt.NDArray[np.bool_], treatment: 
 
 
 def _stored_facts(file: StoredFile, schema: pa.Schema, rows: pa.Array) -> Facts:
-    """The facts in a saved snapshot: one part per file column, in the schema's order."""
     columns = schema.names[: len(file) - len(_TABLES)]
     parts = {name: part for part, name in enumerate(columns, len(_TABLES))}
 
@@ -337,12 +341,12 @@ def same_files(one: Snapshot, other: Snapshot) -> Int64s:
     mine, theirs = contiguous(one.files["path"]), contiguous(other.files["path"])
     if absolute(one.uri) == absolute(other.uri):
         return _filled(pc.index_in(theirs, value_set=mine))
-    found = np.full(len(theirs), -1, np.int64)
+    same = np.full(len(theirs), -1, np.int64)
     places_of_one, places = _with_footers_of(one, other), _with_footers_of(other, one)  # a file has one footer
     names = _real_names(other, theirs.take(pa.array(places)))
     index = _filled(pc.index_in(names, value_set=_real_names(one, mine.take(pa.array(places_of_one)))))
-    found[places[index >= 0]] = places_of_one[index[index >= 0]]
-    return found
+    same[places[index >= 0]] = places_of_one[index[index >= 0]]
+    return same
 
 
 def _with_footers_of(snapshot: Snapshot, other: Snapshot) -> Int64s:

@@ -16,6 +16,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,7 +31,7 @@ from feedline.version import VERSION
 from feedline.warehouse.discovery.hive import Listing, discover
 from feedline.warehouse.discovery.partitions import refine
 from feedline.warehouse.discovery.table_log import unite_schemas
-from feedline.warehouse.parquet.schemas import SchemaRules, storage_schema
+from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot.column_facts import HeldKey, contiguous, held_keys, order_by_keys, with_path_values
 from feedline.warehouse.snapshot.footer_tasks import FOOTERS, FooterResult, read_footers
 from feedline.warehouse.snapshot.packed_facts import (
@@ -67,37 +68,34 @@ _PARTS = 3  # tables of a block
 _FOLDER = "footers"
 
 
+@dataclass(slots=True, kw_only=True)
 class FooterWaves:
     """The footers of some files of a listing. indices: of the files; now_ns: when the listing was made."""
 
-    def __init__(
-        self, listing: Listing, indices: npt.NDArray[np.int64], *, work_dir: str | None, now_ns: int, map: Map | None
-    ) -> None:
-        self._listing = listing
-        self._indices = indices
-        self._work_dir = work_dir
-        self._now_ns = now_ns
-        self._map = map
-        self._kept = KeptWaves(work_dir)
-        self._done = 0  # files
+    listing: Listing
+    indices: npt.NDArray[np.int64]
+    kept: KeptWaves
+    now_ns: int
+    map: Map | None
+    done: int = 0  # files
 
     def read(self) -> Iterator[FooterResult]:
         """The footers, from kept waves where there are any. Raises as `read_footers`."""
-        for start in range(0, len(self._indices), _WAVE_FILES):
-            part = self._indices[start : start + _WAVE_FILES]
-            yield from self._wave(part) if len(self._indices) > _WAVE_FILES else self._read(part)
+        for start in range(0, len(self.indices), _WAVE_FILES):
+            part = self.indices[start : start + _WAVE_FILES]
+            yield from self._wave(part) if len(self.indices) > _WAVE_FILES else self._read(part)
 
     def forget(self) -> None:
         """Remove the kept waves, as the snapshot is saved, and those of other snapshots that are a week old."""
-        if len(self._indices) > _WAVE_FILES:
-            self._kept.forget(_FOLDER)
+        if len(self.indices) > _WAVE_FILES:
+            self.kept.forget(_FOLDER)
 
     def _wave(self, indices: npt.NDArray[np.int64]) -> list[FooterResult]:
-        files = self._listing.files.take(pa.array(indices)).combine_chunks()
-        if self._work_dir is None or not _is_settled(files, self._now_ns):
+        files = self.listing.files.take(pa.array(indices)).combine_chunks()
+        if not _is_settled(files, self.now_ns):
             return list(self._read(indices))
-        name = _name(self._listing, indices, files)
-        tables = self._kept.load(name)
+        name = _name(self.listing, indices, files)
+        tables = self.kept.load(name)
         if tables is not None:
             result = _result(tables)
             self._report(result.files)
@@ -107,24 +105,23 @@ class FooterWaves:
                 blocks=tuple(block for each in results for block in each.blocks),
                 corrupt=tuple(found for each in results for found in each.corrupt),
             )
-            self._kept.save(name, _tables(result), compression=None)
+            self.kept.save(name, _tables(result), compression=None)
         return [result]
 
     def _read(self, indices: npt.NDArray[np.int64]) -> Iterator[FooterResult]:
-        files = self._listing.files.select(["path", "bytes"]).take(pa.array(indices))
+        files = self.listing.files.select(["path", "bytes"]).take(pa.array(indices))
         values = zip(indices.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True)
         self._report(0)
-        for result in read_footers(self._listing.uri, list(values), self._map, stored_names=self._listing.stored_names):
+        for result in read_footers(self.listing.uri, list(values), self.map, stored_names=self.listing.stored_names):
             self._report(result.files)
             yield result
 
     def _report(self, files: int) -> None:
-        self._done += files
-        report_progress(FOOTERS, self._done, len(self._indices), "files")
+        self.done += files
+        report_progress(FOOTERS, self.done, len(self.indices), "files")
 
 
 def _is_settled(files: pa.Table, now_ns: int) -> bool:
-    """Whether the listing identifies the content of each file: by its etag, or by a time that is old enough."""
     return bool(((tags_of(files) != "") | is_settled(files["mtime_ns"].to_numpy(), now_ns)).all())
 
 
@@ -152,7 +149,6 @@ def _tables(result: FooterResult) -> Iterator[pa.Table]:
 
 
 def _result(tables: Sequence[pa.Table]) -> FooterResult:
-    """The facts of a wave, as `_tables` keeps them."""
     corrupt, *parts = tables
     blocks = []
     for first in range(0, len(parts), _PARTS):
@@ -160,8 +156,8 @@ def _result(tables: Sequence[pa.Table]) -> FooterResult:
         schema = pa.ipc.read_schema(pa.py_buffer(columns.schema.metadata[b"schema"]))
         packed = tuple(value.as_buffer() for value in columns["column"])
         blocks.append(FactBlock(schema=schema, files=files, row_groups=row_groups, columns=packed))
-    found = zip(corrupt["file"].to_pylist(), corrupt["message"].to_pylist(), strict=True)
-    return FooterResult(blocks=tuple(blocks), corrupt=tuple(found))
+    corrupt_files = zip(corrupt["file"].to_pylist(), corrupt["message"].to_pylist(), strict=True)
+    return FooterResult(blocks=tuple(blocks), corrupt=tuple(corrupt_files))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -207,7 +203,6 @@ def overflow_folder(work_dir: str | None) -> str:
 
 
 def _move(blocks: Sequence[FactBlock], file: _UnlinkedFile) -> SnapshotPart:
-    """Append the columns of blocks of one schema to the file; returns them as one part."""
     ends = np.array([file.size, *(file.append(column) for column in join_fact_columns(blocks))])
     return part_of_schema(
         blocks[0].schema,
@@ -297,7 +292,7 @@ def snapshot_of(
     parts, unread = ([], np.arange(len(listing.files))) if last is None else _reuse_facts(listing, *last)
     corrupt: dict[int, str] = {}
     overflow = Overflow(overflow_folder(work_dir))
-    waves = FooterWaves(listing, unread, work_dir=work_dir, now_ns=now_ns, map=map)
+    waves = FooterWaves(listing=listing, indices=unread, kept=KeptWaves(work_dir), now_ns=now_ns, map=map)
     for result in waves.read():
         overflow.add(result.blocks)
         corrupt |= dict(result.corrupt)
@@ -348,16 +343,22 @@ def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
     schemas = list(zip(names, parts.schemas, strict=True))
     kind_of_file = contiguous(parts.files["schema"]).to_numpy()
     kinds = [(schema, np.flatnonzero(kind_of_file == index)) for index, schema in enumerate(parts.schemas)]
-    held = held_keys(listing, kinds)
-    keyed = dataclasses.replace(listing, partition={k: v for k, v in listing.partition.items() if k not in held})
+    held_by_files = held_keys(listing, kinds)
+    keyed = dataclasses.replace(
+        listing, partition={k: v for k, v in listing.partition.items() if k not in held_by_files}
+    )
     whole = unite_schemas(keyed, schemas, rules)
-    if held:
-        held = held_keys(listing, kinds, whole)
-        order = order_by_keys(listing, held, {name: _least(parts, whole.field(name)) for name in held})
+    if held_by_files:
+        held_by_files = held_keys(listing, kinds, whole)
+        order = order_by_keys(
+            listing, held_by_files, {name: _least(parts, whole.field(name)) for name in held_by_files}
+        )
         if (np.diff(order) != 1).any():
             return _freeze(listing.take(order), in_order(parts, order), rules)
     partition = partition_values(keyed, whole)
-    doubtful = _doubtful_keys(whole, {**partition, **{name: key.values for name, key in held.items()}}, parts, held)
+    doubtful = _doubtful_keys(
+        whole, {**partition, **{name: key.values for name, key in held_by_files.items()}}, parts, held_by_files
+    )
     schema = pa.schema(
         [
             *_without_keys(whole, keyed, doubtful),
@@ -368,12 +369,15 @@ def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
     for name in parts.files.schema.names:
         files = files.append_column(name, parts.files[name])
     facts = parts.facts
-    for column, keys in (("partition", partition), ("path_keys", {name: key.values for name, key in held.items()})):
+    for column, keys in (
+        ("partition", partition),
+        ("path_keys", {name: key.values for name, key in held_by_files.items()}),
+    ):
         if keys:
             files = files.append_column(column, pa.StructArray.from_arrays(list(keys.values()), names=list(keys)))
-    if held:
+    if held_by_files:
         file, rows = contiguous(parts.row_groups["file"]).to_numpy(), contiguous(parts.row_groups["rows"])
-        facts = with_path_values(facts, held, file, rows)
+        facts = with_path_values(facts, held_by_files, file, rows)
     logged = listing.schema is not None
     return Snapshot(
         id=identity(schema, files, parts.row_groups, logged=logged, stored_names=listing.stored_names),
@@ -392,13 +396,13 @@ def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
 
 def _least(parts: Assembly, field: pa.Field) -> npt.NDArray[np.object_]:
     """object [files]: the least value of a column in each file, by statistics; None where they do not have it."""
-    facts, found = parts.facts.fetch(field), np.full(len(parts.files), None, np.object_)
+    facts, least = parts.facts.fetch(field), np.full(len(parts.files), None, np.object_)
     if facts.type.get_field_index("min") < 0:
-        return found
+        return least
     for file, value in zip(parts.row_groups["file"].to_pylist(), facts.field("min").to_pylist(), strict=True):
-        if value is not None and (found[file] is None or value < found[file]):
-            found[file] = value
-    return found
+        if value is not None and (least[file] is None or value < least[file]):
+            least[file] = value
+    return least
 
 
 def partition_values(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]:
@@ -448,16 +452,15 @@ def _without_keys(schema: pa.Schema, listing: Listing, both: Sequence[str]) -> p
             UserWarning,
             stacklevel=5,
         )
-    kept = [field for field in schema if field.name not in listing.partition]
-    if not kept:
+    fields = [field for field in schema if field.name not in listing.partition]
+    if not fields:
         raise TableError(f"{redact(listing.uri)} has no column in its files: expected at least one besides its keys")
-    return pa.schema(kept)
+    return pa.schema(fields)
 
 
 def _leave_out(
     listing: Listing, parts: Sequence[SnapshotPart], corrupt: npt.NDArray[np.int64]
 ) -> tuple[Listing, list[SnapshotPart]]:
-    """The listing without the corrupt files, and the parts with the indices of that listing."""
     good = np.delete(np.arange(len(listing.files)), corrupt)
     renumbered = []
     for part in parts:
@@ -467,14 +470,11 @@ def _leave_out(
 
 
 def _load_last(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
-    """The table's last snapshot and when it was taken; None if none can be read."""
     try:
         (entry,) = content_store.load(work_dir, _last_name(listing), tables=1)
         last = Snapshot.load(work_dir, entry["snapshot"][0].as_py())
     except (FileNotFoundError, TableError):
         return None
-    if any(storage_schema(schema) is not schema for schema in last.file_schemas):
-        return None  # by a version that kept types of files which no column of a table has
     return last, int(entry["taken_ns"][0].as_py())
 
 
@@ -489,7 +489,6 @@ def _last_name(listing: Listing) -> str:
 
 
 def _reuse_facts(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[SnapshotPart], npt.NDArray[np.int64]]:
-    """The facts of unchanged files from the last snapshot, and the indices of the files to read."""
     part = SnapshotPart(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
     # of a key that files may hold, the facts must be there
     keys = {name for name, values in listing.partition.items() if not values.null_count or listing.schema is not None}

@@ -28,7 +28,7 @@ FEATURES = {"dense": {"x": [{"fill_null": 0}, "standardize"]}, "label": {"clicke
 KILLED = """
 import os, signal, sys
 from feedline.cli import app
-from feedline.warehouse.selection import select
+from feedline.warehouse.selection import select, waves
 from feedline.warehouse.snapshot import footer_tasks
 from feedline.warehouse.snapshot import take
 
@@ -41,9 +41,9 @@ def killing(module, name, calls):
         return original(*arguments, **options)
     setattr(module, name, call)
 
-take._WAVE_FILES = select._TASK_FILES = 2
-select.FIRST_TASKS = select._MOST_TASKS = 1
-select.next_tasks = lambda tasks, seconds: 1
+take._WAVE_FILES = waves._TASK_FILES = 2
+waves.FIRST_TASKS = 1
+waves.next_tasks = lambda tasks, seconds: 1
 if sys.argv[1] == "footers":
     killing(take, "read_footers", 3)
 else:

@@ -179,17 +179,6 @@ def test_every_column_and_field_has_another_name_in_files(tmp_path: Path, mode: 
     assert frame.loc[8, "text"] == "v1"
 
 
-def test_parts_of_columns_are_read_by_the_names_of_the_table(tmp_path: Path, mode: str):
-    table = MappedTable(tmp_path / "t", mode)
-    table.commit(TABLE, PHYSICAL, IDS)
-    table.add(TABLE, PHYSICAL, IDS)
-    parts = Table(table.folder).read(columns=["id", 'user["age"]', 'scores["s1"]'])
-    ages = {row["id"]: row['user["age"]'] for row in parts.to_pylist()}
-    assert ages == {row["id"]: row["user"] and row["user"]["age"] for row in TABLE.to_pylist()}
-    scores = {row["id"]: row['scores["s1"]'] for row in parts.to_pylist()}
-    assert scores == {row["id"]: dict(row["scores"]).get("s1") for row in TABLE.to_pylist()}
-
-
 def test_only_files_by_id_need_the_names_that_the_log_gives(tmp_path: Path):
     """In mode `id` a file's columns may have any names."""
     table = MappedTable(tmp_path / "t", "id")
@@ -212,15 +201,6 @@ def test_a_column_is_renamed_and_another_gets_its_name(tmp_path: Path, mode: str
     assert rows_of(read) == [
         {"a": None, "c": 10, "id": 1}, {"a": None, "c": 20, "id": 2}, {"a": 0.5, "c": 30, "id": 3}
     ]  # fmt: skip
-
-
-def test_names_are_swapped(tmp_path: Path, mode: str):
-    table = MappedTable(tmp_path / "t", mode)
-    before = pa.table({"id": [1], "a": [10], "b": [20]})
-    table.commit(before, {}, {"id": 1, "a": 2, "b": 3})
-    table.add(before, {}, {"id": 1, "a": 2, "b": 3})
-    table.commit(before, {"a": "b", "b": "a"}, {"id": 1, "a": 3, "b": 2})
-    assert rows_of(Table(table.folder).read()) == [{"a": 20, "b": 10, "id": 1}] == rows_of(table.expected())
 
 
 def test_row_groups_are_excluded_by_statistics_and_bloom_filters(tmp_path: Path, mode: str):
@@ -268,11 +248,3 @@ def test_a_file_without_field_ids_is_refused_where_columns_are_mapped_by_id(tmp_
     path = table.add(TABLE, PHYSICAL, {})
     with pytest.raises(TableError, match=rf"{path.name} has no field id for 'col-id'.*Rewrite the file"):
         Table(table.folder).snapshot()
-
-
-def test_a_rewritten_table_has_the_names_of_the_table(tmp_path: Path, mode: str):
-    table = MappedTable(tmp_path / "t", mode)
-    table.commit(TABLE, PHYSICAL, IDS)
-    table.add(TABLE, PHYSICAL, IDS)
-    Table(table.folder).optimize(str(tmp_path / "o"), threads=1)
-    assert rows_of(pq.read_table(tmp_path / "o")) == rows_of(TABLE)

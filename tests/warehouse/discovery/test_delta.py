@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,7 @@ from pipelines import CLICKS
 
 from feedline import Pipeline, Table
 from feedline.errors import PlanError, TableChangedError, TableError, TableNotFoundError
-from feedline.expressions import bind_where
 from feedline.warehouse.discovery.delta import list_delta
-from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 
@@ -26,21 +22,6 @@ deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")
 
 from table_logs import DAY, rows, same_rows  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Delta table of three versions, which tests only read."""
-    folder = tmp_path_factory.mktemp("stored") / "delta"
-    for start in (0, 100, 200):
-        deltalake.write_deltalake(str(folder), rows(start), mode="append", partition_by=["day", "k"])
-    return folder
-
-
-@pytest.fixture
-def delta(stored: Path, tmp_path: Path) -> Path:
-    """A copy of the table, which a test may change."""
-    return Path(shutil.copytree(stored, tmp_path / "delta"))
 
 
 def test_a_delta_table_is_what_deltalake_reads(stored: Path):
@@ -108,22 +89,6 @@ def test_rewritten_files_of_a_delta_table_are_read_and_the_old_are_not(delta: Pa
     assert Table(delta, format="delta").read().num_rows == 35
     with pytest.raises(TableChangedError, match=r"has lost files of this version: .*vacuumed or deleted; read a newer"):
         before.snapshot()
-
-
-def test_a_delta_table_is_pruned(stored: Path):
-    filters: dict[str, Callable[[dict[str, Any]], bool]] = {
-        'day == "2026-01-02"': lambda row: row["day"] == datetime.date(2026, 1, 2),
-        'k == "ü/x" and id > 100': lambda row: row["k"] == "ü/x" and row["id"] > 100,
-        "day is None": lambda row: row["day"] is None,
-        "id >= 200": lambda row: row["id"] >= 200,
-    }
-    table, snapshot = Table(stored, format="delta"), Table(stored, format="delta").snapshot()
-    everything = deltalake.DeltaTable(stored).to_pyarrow_table().to_pylist()
-    for where, keep in filters.items():
-        read = table.read(where=where)["id"].to_pylist()
-        assert sorted(read) == sorted(row["id"] for row in everything if keep(row)), where
-        report = screen_rows(snapshot, bind_where(where, snapshot.schema)).report
-        assert report.by_partition.rows + report.by_statistics.rows > 0, where
 
 
 def edit_log(folder: Path, version: int, change: Any) -> None:

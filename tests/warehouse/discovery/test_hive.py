@@ -7,24 +7,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 import pytest
 from drawn_examples import examples
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
+from warehouse_samples import touch
 
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError
-from feedline.warehouse.discovery.hive import discover, listing_of
+from feedline.warehouse.discovery.hive import discover, hive_listing
 from feedline.warehouse.discovery.partitions import NULL_VALUE, typed_columns
 from feedline.warehouse.storage.locations import Location, absolute, ancestor, locate, redact
-
-
-def touch(root: Path, *names: str) -> None:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
 
 
 def paths(table: str | list[str]) -> list[str]:
@@ -97,14 +90,6 @@ def test_wildcards_in_real_names_are_names(tmp_path: Path) -> None:
     assert paths(f"{tmp_path}/odd[1]*") == ["f.parquet"]
 
 
-def test_sizes_and_times_are_the_files(tmp_path: Path) -> None:
-    touch(tmp_path, "f.parquet")
-    os.utime(tmp_path / "f.parquet", ns=(1, 1_700_000_000_123_456_789))
-    listing = discover(str(tmp_path))
-    assert listing.files["bytes"].to_pylist() == [1]
-    assert listing.files["mtime_ns"].to_pylist() == [(tmp_path / "f.parquet").stat().st_mtime_ns]
-
-
 def test_relative_paths_and_file_uris_name_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "a b/k=x%2Fy/f.parquet")
     monkeypatch.chdir(tmp_path)
@@ -172,12 +157,6 @@ def test_ancestors_keep_the_options_of_a_uri() -> None:
     assert ancestor("/a/b", 0) == "/a/b"
 
 
-def test_a_written_dataset_is_found(tmp_path: Path) -> None:
-    table = pa.table({"x": range(6), "k": ["a", "b", None] * 2})
-    pq.write_to_dataset(table, tmp_path, partition_cols=["k"])
-    assert discover(str(tmp_path)).partition["k"].to_pylist() == ["a", "b", None]
-
-
 def test_depths_may_be_mixed(tmp_path: Path) -> None:
     touch(tmp_path, "f.parquet", "a=1/f.parquet", "a=1/b=x%20y/f.parquet", "a=__HIVE_DEFAULT_PARTITION__/b=z/f.parquet")
     listing = discover(str(tmp_path))
@@ -196,7 +175,7 @@ def test_depths_may_be_mixed(tmp_path: Path) -> None:
 def test_partition_values_sort_as_in_python(folders: list[tuple[str, int]]) -> None:
     paths = sorted({f"k={text}/n={number}/f" for text, number in folders}, key=lambda path: path.split("/"))
     infos = {f"/r/{path}": pafs.FileInfo(f"/r/{path}", pafs.FileType.File, size=1) for path in paths}
-    listing = listing_of("/r", "/r", infos, None)
+    listing = hive_listing("/r", "/r", infos, None)
     columns = [column.to_pylist() for column in typed_columns(paths).values()]
     order = sorted(range(len(paths)), key=lambda i: tuple((column[i] is None, column[i]) for column in columns))
     assert listing.files["path"].to_pylist() == [paths[i] for i in order]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import errno
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-import feedline.warehouse.discovery.iceberg as iceberg_module
 from feedline import Table
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
@@ -34,9 +30,6 @@ from pyiceberg.schema import Schema  # noqa: E402
 from pyiceberg.transforms import DayTransform  # noqa: E402
 from pyiceberg.types import (  # noqa: E402
     DoubleType,
-    IntegerType,
-    LongType,
-    NestedField,
     StringType,
 )
 from table_logs import BY_DAY, DAY, FIELDS, FolderCatalog, ice_rows, ice_table, rows, same_rows  # noqa: E402
@@ -46,12 +39,6 @@ from table_logs import BY_DAY, DAY, FIELDS, FolderCatalog, ice_rows, ice_table, 
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An Iceberg table of two snapshots, which tests only read."""
     return ice_table(tmp_path_factory.mktemp("stored") / "iceberg")
-
-
-@pytest.fixture
-def iceberg(tmp_path: Path) -> Any:
-    """An Iceberg table of two snapshots, which a test may change (its metadata hold absolute paths: no copy)."""
-    return ice_table(tmp_path / "iceberg")
 
 
 def read_iceberg(table: Any, **options: Any) -> pa.Table:
@@ -111,17 +98,6 @@ def test_columns_that_were_added_and_widened(iceberg: Any):
     read = read_iceberg(iceberg)
     same_rows(read, iceberg.scan().to_arrow())
     assert read["score"].null_count == 24
-
-
-def test_a_column_of_a_wider_type(tmp_path: Path):
-    table = FolderCatalog().create(tmp_path / "t", Schema(NestedField(1, "id", IntegerType(), required=False)))
-    table.append(pa.table({"id": pa.array([1, 2], pa.int32())}))
-    with table.update_schema() as update:
-        update.update_column("id", field_type=LongType())
-    table.append(pa.table({"id": pa.array([2**40], pa.int64())}))
-    read = read_iceberg(table)
-    assert read["id"].type == pa.int64()
-    same_rows(read, table.scan().to_arrow())
 
 
 def test_a_delete_that_rewrites_files_is_read(iceberg: Any):
@@ -312,32 +288,6 @@ def test_footers_of_files_with_a_dropped_column_are_reused(
 def fresh_maxima(table: Any, snapshot_id: int) -> list[Any]:
     found = Table(table.metadata.location, format="iceberg", snapshot_id=snapshot_id).snapshot()
     return list(found.column_facts("price").field("max").to_pylist())
-
-
-def test_a_listing_that_fails_transiently_is_retried(iceberg: Any, monkeypatch: pytest.MonkeyPatch):
-    """The metadata folder, and the hint in it."""
-    folder = Path(iceberg.metadata.location)
-    [early] = (folder / "metadata").glob("00001-*")
-    (folder / "metadata" / "version-hint.text").write_text(early.name)
-    local, failures = pafs.LocalFileSystem(), [ConnectionResetError(errno.ECONNRESET, "reset") for _ in range(2)]
-
-    class Flaky:
-        type_name = "s3"
-
-        def get_file_info(self, selector: Any) -> Any:
-            if len(failures) > 1:
-                raise failures.pop()
-            return local.get_file_info(selector)
-
-        def open_input_stream(self, path: str) -> Any:
-            if failures:
-                raise failures.pop()
-            return local.open_input_stream(path)
-
-    place = SimpleNamespace(filesystem=Flaky(), path=str(folder), uri=str(folder))
-    monkeypatch.setattr(iceberg_module, "locate", lambda _: place)
-    assert iceberg_module._metadata_of(str(folder)) == (str(folder), str(early))
-    assert not failures
 
 
 def test_partition_columns_that_files_lack_are_keys(tmp_path: Path):

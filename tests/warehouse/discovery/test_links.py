@@ -6,16 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from warehouse_samples import touch
 
 from feedline.errors import TableError
 from feedline.warehouse.discovery.hive import discover
-
-
-def touch(root: Path, *names: str) -> None:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
 
 
 def paths(table: str | list[str]) -> list[str]:

@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.local import LocalFileSystem
+from warehouse_samples import touch
 
 from feedline import Table
 from feedline.errors import TableError
 from feedline.warehouse.discovery.hive import discover
-from feedline.warehouse.storage.locations import Location
+from feedline.warehouse.storage.locations import locate
 
 MARKS = {
     "_delta_log/00000000000000000000.json": r"is a Delta Lake table: its _delta_log .* Name that folder",
@@ -24,25 +23,6 @@ MARKS = {
     ".hoodie/hoodie.properties": r"is a Hudi table, whose log Feedline cannot read.* Export it as Parquet",
     "_spark_metadata/0": r"is the sink of a Spark stream.*delete _spark_metadata if every file counts",
 }
-
-
-def touch(root: Path, *names: str) -> None:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
-
-
-def test_rows_deleted_by_delta_are_not_read(tmp_path: Path) -> None:
-    """The folder has 3 + 2 rows, of which 2 are current by the log."""
-    deltalake = pytest.importorskip("deltalake")
-    deltalake.write_deltalake(str(tmp_path / "t"), pa.table({"x": [1, 2, 3]}))
-    deltalake.DeltaTable(str(tmp_path / "t")).delete("x = 2")
-    assert sum(pq.read_metadata(file).num_rows for file in (tmp_path / "t").glob("*.parquet")) == 5
-    assert sorted(Table(tmp_path / "t", format="delta").read()["x"].to_pylist()) == [1, 3]
-    assert sorted(Table(tmp_path / "t").read()["x"].to_pylist()) == [1, 3]
-    with pytest.raises(TableError, match=rf"{tmp_path}/t is a Delta Lake table: .* Name that folder"):
-        Table(tmp_path / "t", format="hive").read()
 
 
 PARTS = (
@@ -89,48 +69,13 @@ def test_a_manifest_may_name_files_of_a_table_with_a_log(tmp_path: Path) -> None
     assert Table.from_manifest(tmp_path / "m.json").read().num_rows == 1
 
 
-class Counting(pafs.FSSpecHandler):  # type: ignore[misc]
-    """Local files as a store that records its requests."""
-
-    def __init__(self) -> None:
-        super().__init__(LocalFileSystem())
-        self.asked: list[str] = []
-        self.denied = False
-
-    def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
-        self.asked += paths
-        if self.denied and any("_delta_log" in path for path in paths):
-            raise PermissionError("no")
-        return list(super().get_file_info(paths))
-
-    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
-        self.asked.append(f"{selector.base_dir}/*")
-        return list(super().get_file_info_selector(selector))
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Counting:
-    handler = Counting()
-    filesystem = pafs.PyFileSystem(handler)
-    monkeypatch.setattr("feedline.warehouse.discovery.hive.locate", lambda uri: Location(uri, filesystem, uri))
-    return handler
-
-
-def test_a_folder_in_a_store_costs_no_further_requests(store: Counting, tmp_path: Path) -> None:
-    """Its own listing has the log; only a partition, a file and Iceberg's `data` may be inside a table."""
-    touch(tmp_path, "t/ds=1/h=2/f.parquet", "t/data/f.parquet")
-    discover(f"{tmp_path}/t")
-    assert set(store.asked) == {f"{tmp_path}/t", f"{tmp_path}/t/*"}
-    above = [f"{tmp_path}/t/{name}" for name in ("_delta_log", ".hoodie", "_spark_metadata", "metadata")]
-    store.asked.clear()
-    discover(f"{tmp_path}/t/ds=1/h=2")
-    assert set(store.asked) == {f"{tmp_path}/t/ds=1/h=2", f"{tmp_path}/t/ds=1/h=2/*", *above}
-    store.asked.clear()
-    discover([f"{tmp_path}/t/data/f.parquet", f"{tmp_path}/t/ds=1"])
-    asked = [path for path in store.asked if path.endswith(("_log", ".hoodie", "_metadata", "/metadata"))]
-    assert sorted(asked) == sorted([*above, *(path.replace("/t/", "/t/data/") for path in above)])
-    touch(tmp_path, "t/_delta_log/0.json")
-    with pytest.raises(TableError, match="is a Delta Lake table"):
-        discover(f"{tmp_path}/t/ds=1/h=2")
-    store.denied = True
-    assert len(discover(f"{tmp_path}/t/ds=1/h=2").files) == 1, "who may read a partition alone may read it"
+def test_in_a_store_only_folders_that_may_be_inside_a_table_are_checked(tmp_path: Path) -> None:
+    """A partition, a file and Iceberg's `data`; another folder is a table of its own."""
+    store = locate(f"memory:/{tmp_path}").filesystem
+    for name in ("_delta_log/0.json", "ds=1/h=2/f.parquet", "data/f.parquet", "other/f.parquet"):
+        with store.open_output_stream(f"{tmp_path}/{name}") as sink:
+            sink.write(b"x")
+    for name in ("ds=1/h=2", "data/f.parquet", "."):
+        with pytest.raises(TableError, match="is a Delta Lake table"):
+            discover([f"memory:/{tmp_path}/{name}".removesuffix("/.")])
+    assert len(discover(f"memory:/{tmp_path}/other").files) == 1

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from warehouse_samples import sample, write
 
 from feedline import Table
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
-from feedline.warehouse.discovery import manifest
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.discovery.manifest import discover_manifest
-from feedline.warehouse.storage.locations import Location
+from feedline.warehouse.storage.locations import locate
 
 NAMES = ("ds=2026-01-02/a.parquet", "ds=2026-01-01/b.parquet", "ds=2026-01-01/a b%20.parquet")
 
@@ -63,13 +61,6 @@ def test_a_parquet_manifest_and_one_elsewhere(root: Path, tmp_path: Path) -> Non
     assert discover_manifest(f"{tmp_path}/elsewhere/m.json").files.equals(whole.files)
 
 
-def test_a_manifest_of_some_files_keeps_the_keys(root: Path) -> None:
-    listing = listed(root, [NAMES[0]])
-    assert listing.uri == str(root)
-    assert listing.files["path"].to_pylist() == [NAMES[0]]
-    assert [str(value) for value in listing.partition["ds"]] == ["2026-01-02"]
-
-
 def test_table_reads_a_manifest(root: Path) -> None:
     (root / "files.json").write_text(json.dumps(list(NAMES[:2])))
     table = Table.from_manifest(root / "files.json")
@@ -79,25 +70,19 @@ def test_table_reads_a_manifest(root: Path) -> None:
     assert "format='manifest'" in repr(table)
 
 
-def test_files_on_an_object_store_are_looked_up_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
-    asked: list[str] = []
-
-    def locate(uri: str) -> Location:
-        asked.append(uri)
-        return Location(uri, store, uri.partition("://")[2].partition("?")[0].rstrip("/").removeprefix("bucket"))
-
-    monkeypatch.setattr(manifest, "locate", locate)
-    monkeypatch.setattr("feedline.warehouse.discovery.hive.locate", locate)
-    names = ["bucket/t/ds=2026-01-02/a.parquet", "bucket/t/ds=2026-01-01/b.parquet"]
-    (root / "files.json").write_text(json.dumps([f"mock://{name}" for name in names]))
-    listing = discover_manifest("mock://bucket/t/files.json")
-    assert listing.files["path"].to_pylist() == [NAMES[1], NAMES[0]]
-    assert listing.uri == "mock://bucket/t"
-    assert not [uri for uri in asked if uri.endswith("b.parquet")]  # no filesystem of its own for each file
-    (root / "files.json").write_text(json.dumps(["/t/x.parquet"]))
+def test_a_manifest_in_a_store_names_files_of_its_store(tmp_path: Path) -> None:
+    store = locate(f"memory:/{tmp_path}").filesystem
+    for name, content in (
+        ("t/k=1/a b.parquet", b"x"),
+        ("t/m.json", json.dumps(["k=1/a b.parquet"]).encode()),
+        ("t/n.json", b'["/t/x.parquet"]'),
+    ):
+        with store.open_output_stream(f"{tmp_path}/{name}") as sink:
+            sink.write(content)
+    listing = discover_manifest(f"memory:/{tmp_path}/t/m.json")
+    assert (listing.uri, listing.files["path"].to_pylist()) == (f"memory:/{tmp_path}/t", ["k=1/a b.parquet"])
     with pytest.raises(TableError, match="expected a path relative to its folder, or a URI"):
-        discover_manifest("mock://bucket/t/files.json")
+        discover_manifest(f"memory:/{tmp_path}/t/n.json")
 
 
 @pytest.mark.parametrize(

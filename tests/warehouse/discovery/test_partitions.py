@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 from drawn_examples import examples
 from hypothesis import given
@@ -167,16 +164,3 @@ def test_any_string_round_trips_through_a_path(texts: list[str | None]) -> None:
         assert [None if value is None else str(value) for value in array.to_pylist()] == [
             None if text is None else str(int(text)) if array.type == pa.int64() else text for text in texts
         ]
-
-
-def test_pyarrow_finds_the_same_keys(tmp_path: Path) -> None:
-    values = ["1", "02", "30", NULL_VALUE]
-    for value in values:
-        folder = tmp_path / f"n={value}" / f"s=x%2F{value}"
-        folder.mkdir(parents=True)
-        pq.write_table(pa.table({"x": [1]}), folder / "f.parquet")
-    expected = ds.dataset(tmp_path, partitioning="hive").to_table(columns=["n", "s"]).sort_by("s")
-    found = typed_columns([f"n={value}/s=x%2F{value}/f.parquet" for value in values])
-    ours = pa.table(found).sort_by("s")
-    assert ours["n"].to_pylist() == expected["n"].to_pylist()
-    assert ours["s"].to_pylist() == expected["s"].to_pylist()

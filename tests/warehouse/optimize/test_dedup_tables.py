@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import runpy
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,9 @@ import xxhash
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from optimized import CLUSTERED, files_of, in_arrow, multiset, rewrite, warehouse
-from typer.testing import CliRunner
+from optimized import CLUSTERED, files_of, in_arrow, multiset, rewrite, stored_row_groups, warehouse
 
 from feedline import Table
-from feedline.cli import app
 from feedline.errors import TableArgumentError, TableError
 from feedline.warehouse.optimize.landing import Target
 from feedline.warehouse.parquet.writer import Encoding, Limits, TableFormat, TableWriter, leaf_paths
@@ -57,19 +53,10 @@ def rows_of(table: pa.Table, names: list[str]) -> list[Any]:
     return [bits([row[name] for name in names]) for row in table.to_pylist()]
 
 
-def row_groups(paths: list[Path]) -> Iterator[tuple[pa.Table, dict[str, Any], int]]:
-    """Each row group as it is stored, its file's metadata, and its index in the file; read with pyarrow."""
-    for path in paths:
-        file = pq.ParquetFile(path)
-        content = json.loads(file.metadata.metadata[b"feedline.dedup"])
-        for index in range(file.num_row_groups):
-            yield file.read_row_group(index), content, index
-
-
 def expanded(paths: list[Path]) -> pa.Table:
     """The rows of files with each run's first row repeated, by pandas; the flags left out."""
     parts = []
-    for table, content, _ in row_groups(paths):
+    for table, content, _ in stored_row_groups(paths):
         for name, group in content["groups"].items():
             flags = table[f"__run_{name}"].to_numpy()
             first = pd.Series(np.where(flags, np.arange(len(flags)), np.nan)).ffill().astype("int64")
@@ -118,7 +105,7 @@ def test_files_give_back_every_row(
     written = [folder / file.name for file in writer.close()]
     assert len(written) == 1 if one_file else max(1, -(-table.num_rows // group_rows))
     done = 0
-    for stored, content, index in row_groups(written):
+    for stored, content, index in stored_row_groups(written):
         assert stored.column_names == [*table.column_names, *(f"__run_{name}" for name in groups)]
         for name, columns in groups.items():
             rows = rows_of(table.slice(done, stored.num_rows), [*columns, *(["key"] if keyed else [])])
@@ -160,7 +147,7 @@ def test_a_clustered_table_comes_back_from_every_partition_and_unit(tmp_path: Pa
                     chunk = metadata.row_group(group).column(index)
                     name = chunk.path_in_schema.split(".")[0]
                     sizes[name] = sizes.get(name, 0) + chunk.total_compressed_size
-    for stored, _, _ in row_groups(files_of(tmp_path / "out")):
+    for stored, _, _ in stored_row_groups(files_of(tmp_path / "out")):
         for name in runs:
             runs[name] += stored[f"__run_{name}"].to_numpy().sum()
     for (name, columns), saving in zip(GROUPS, report.groups, strict=True):
@@ -285,28 +272,6 @@ def test_a_table_in_place_is_rewritten_as_the_plain_one(tmp_path: Path) -> None:
         notes = [file.metadata.metadata.get(b"feedline.dedup") for file in found]
         assert notes == [file.metadata.metadata.get(b"feedline.dedup") for file in wanted]
         assert all(notes) == bool(theirs)
-
-
-def test_the_command_reports_what_groups_save(tmp_path: Path) -> None:
-    source = warehouse(tmp_path / "in", days=1, rows=400, files=1)
-    command = ["optimize", str(source), str(tmp_path / "out"), "--cluster-by", "session", "--sort-by", "ts"]
-    command += ["--dedup", "user=word,session", "--dedup", "lists=ids,holes"]
-    done = CliRunner().invoke(app, [*command, "--threads", "1", "--projection", "word"])
-    assert done.exit_code == 0, done.output
-    (line,) = [line for line in done.output.splitlines() if line.startswith("│ user ")]
-    (path,) = files_of(tmp_path / "out")
-    flags = pq.read_table(path, partitioning=None)["__run_user"].to_numpy()
-    assert [part.strip() for part in line.split("│")[1:6]] == [
-        "user",
-        "2",
-        "400",
-        str(flags.sum()),
-        f"{400 / flags.sum():.2f}",
-    ]
-    again = CliRunner().invoke(app, [*command, "--json"])
-    (user, _) = json.loads(again.stdout)["groups"]
-    assert user["columns"] == ["word", "session"]
-    assert (user["rows"], user["runs"], user["factor"]) == (400, flags.sum(), 400 / flags.sum())
 
 
 REQUIRED = pa.field("element", pa.int32(), nullable=False)

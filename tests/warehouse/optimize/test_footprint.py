@@ -40,28 +40,6 @@ def test_the_report_counts_the_requests_of_a_projection(tmp_path: Path, monkeypa
         assert (side.files, side.row_groups, side.rows) == (1, 2, 4000)
 
 
-def test_sizes_are_those_of_the_footers(tmp_path: Path):
-    table = pa.table({"a": list(range(100)), "b": [f"w{n % 3}" for n in range(100)], "c": [0.5] * 100})
-    for file in range(2):
-        pq.write_table(table, tmp_path / f"{file}.parquet", row_group_size=40, compression="zstd")
-    found = footprint(take_snapshot(str(tmp_path)), ["a", "c", "missing"], map=map)
-    footers = [pq.ParquetFile(tmp_path / f"{file}.parquet").metadata for file in range(2)]
-    chunks = [
-        (footer.row_group(group).column(column), table.column_names[column])
-        for footer in footers
-        for group in range(3)
-        for column in range(3)
-    ]
-    sizes = {name: sum(chunk.total_compressed_size for chunk, of in chunks if of == name) for name in "abc"}
-    assert (found.files, found.row_groups, found.rows) == (2, 6, 200)
-    assert found.column_bytes == sizes
-    assert found.compressed_bytes == sum(sizes.values())
-    assert found.uncompressed_bytes == sum(chunk.total_uncompressed_size for chunk, _ in chunks)
-    assert found.ratio == found.uncompressed_bytes / found.compressed_bytes
-    assert found.projection.bytes == sizes["a"] + sizes["c"]
-    assert found.requests_per_row_group == found.projection.requests / 6
-
-
 def test_a_table_without_row_groups_has_a_ratio_of_one(tmp_path: Path):
     with pq.ParquetWriter(tmp_path / "0.parquet", pa.schema([("a", pa.int64())])):
         pass

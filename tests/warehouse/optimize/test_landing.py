@@ -15,7 +15,7 @@ from feedline import Table
 from feedline.errors import TableError
 from feedline.warehouse.optimize import landing
 from feedline.warehouse.optimize.landing import Target, refuse_overlap, target_at
-from feedline.warehouse.optimize.optimize import optimize
+from feedline.warehouse.optimize.optimize import TaskRunner, optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.rewrite import rewrite_units, scatter
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -153,7 +153,7 @@ def test_what_tasks_of_a_replaced_run_write_stays_hidden(
     def stopped(self: Target, *args: Any, **kwargs: Any) -> None:
         monkeypatch.setattr(Target, "land", land)
         pq.write_table(events(70, seed=9), source / "ds=2026-01-01" / "0.parquet")
-        optimize(take_snapshot(str(source)), target, Settings(**CLUSTERED), threads=1)
+        optimize(take_snapshot(str(source)), target, Settings(**CLUSTERED), runner=TaskRunner(threads=1))
         late.append(f"{self.stage('late')}/part-0000-00000.0.parquet.part")  # of a task that still runs
         with self.filesystem.open_output_stream(late[0]) as sink:
             sink.write(b"late")
@@ -162,7 +162,7 @@ def test_what_tasks_of_a_replaced_run_write_stays_hidden(
     snapshot = take_snapshot(str(source))
     monkeypatch.setattr(Target, "land", stopped)
     with pytest.raises(TableError, match=r"out is no longer this run's: got none, expected the claim of"):
-        optimize(snapshot, target, Settings(**CLUSTERED), threads=1)
+        optimize(snapshot, target, Settings(**CLUSTERED), runner=TaskRunner(threads=1))
     assert late
     assert multiset(Table(target).read()) == multiset(Table(str(source)).read())
     assert not [info.path for info in list_tree(locate(target)) if landing.HIDDEN in info.path]

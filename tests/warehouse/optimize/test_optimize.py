@@ -20,6 +20,7 @@ from optimized import (
     in_arrow,
     in_duckdb,
     in_polars,
+    made,
     multiset,
     rewrite,
     warehouse,
@@ -112,7 +113,7 @@ def test_finished_partitions_are_skipped_changed_ones_rewritten_and_old_ones_rem
     pq.write_table(events(50, seed=77), source / "ds=2026-01-02" / "1.parquet")
     for path in files_of(source / "ds=2026-01-03"):
         path.unlink()
-    pq.write_table(events(60, seed=78), _made(source / "ds=2026-01-04") / "1.parquet")
+    pq.write_table(events(60, seed=78), made(source / "ds=2026-01-04") / "1.parquet")
     third = rewrite(source, target, **CLUSTERED)
     assert (third.written, third.finished, third.taken_away) == (2, 1, 1)
     assert multiset(in_arrow(target)) == multiset(in_arrow(source))
@@ -142,11 +143,6 @@ def test_finished_partitions_measured_with_another_decoder_are_counted(
     assert again.decoder == f"kernel {native.VERSION}"
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def test_targets_that_are_not_ours_are_refused(tmp_path: Path) -> None:
     source = warehouse(tmp_path / "in", days=1)
     for target in (source, source / "sub", tmp_path):
@@ -159,7 +155,7 @@ def test_targets_that_are_not_ours_are_refused(tmp_path: Path) -> None:
         ("notes.txt", lambda path: path.write_text("mine")),
         ("x.parquet", lambda path: pq.write_table(events(5), path)),
     ):
-        folder = _made(tmp_path / f"of {name}")
+        folder = made(tmp_path / f"of {name}")
         write(folder / name)
         with pytest.raises(TableError, match=rf"is not empty: it holds {name}, which feedline optimize did not write"):
             rewrite(source, folder)
@@ -168,7 +164,7 @@ def test_targets_that_are_not_ours_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="is not empty: it holds a file"):
         rewrite(source, tmp_path / "file")
     with pytest.raises(TableNotFoundError, match="is empty"):
-        rewrite(_made(tmp_path / "nothing"), tmp_path / "out")
+        rewrite(made(tmp_path / "nothing"), tmp_path / "out")
 
 
 def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from optimized import CLUSTERED, files_of, rewrite, warehouse
+from optimized import CLUSTERED, files_of, rewrite, stored_row_groups, warehouse
 from typer.testing import CliRunner
 
 from feedline.cli import app
 from feedline.errors import SpecError, TableArgumentError
 from feedline.warehouse.optimize.footprint import footprint
-from feedline.warehouse.optimize.repeated_columns import check_groups, group_savings, groups_to_write
+from feedline.warehouse.optimize.repeated_columns import group_savings, groups_to_write
 from feedline.warehouse.parquet.dedup_columns import flag_column
 from feedline.warehouse.snapshot.take import take_snapshot
-
-
-def row_groups(paths: list[Path]) -> Iterator[tuple[pa.Table, dict[str, Any], int]]:
-    """Each row group as it is stored, its file's metadata, and its index in the file; read with pyarrow."""
-    for path in paths:
-        file = pq.ParquetFile(path)
-        content = json.loads(file.metadata.metadata[b"feedline.dedup"])
-        for index in range(file.num_row_groups):
-            yield file.read_row_group(index), content, index
-
 
 GROUPS = (("user", ("word", "ids", "holes")), ("cost", ("price",)))
 
@@ -43,7 +28,7 @@ def test_the_groups_of_the_source_are_kept_unless_others_are_named(tmp_path: Pat
         rewrite(source / folder, tmp_path / "out" / folder, **CLUSTERED, dedup=(group, GROUPS[1]))
     before = footprint(take_snapshot(str(tmp_path / "out")), ["ids"], map=lambda task, tasks: [*map(task, tasks)])
     stored = {"user": ("word", "ids", "holes"), "cost": ("price",)}
-    flags = [table for table, _, _ in row_groups(files_of(tmp_path / "out"))]
+    flags = [table for table, _, _ in stored_row_groups(files_of(tmp_path / "out"))]
     assert before.groups == stored
     assert before.runs == {
         name: sum(table[f"__run_{name}"].to_pylist().count(True) for table in flags) for name in stored
@@ -90,22 +75,6 @@ def test_groups_that_cannot_be_stored_are_refused(tmp_path: Path, arguments: lis
     assert isinstance(done.exception, SpecError), done.output
     assert words in str(done.exception)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ((("a b", ("x",)),), "--dedup has a bad group name: got 'a b'"),
-        ((("g", ()),), "--dedup names group 'g' without columns"),
-        ((("g", ("x",)), ("g", ("y",))), "--dedup names group 'g' twice"),
-        ((("g", ("x",)), ("h", ("x",))), "--dedup names column 'x' 2 times, in g and h"),
-        ((("g", ("x", "x")),), "--dedup names column 'x' 2 times, in g:"),
-    ],
-)
-def test_groups_with_bad_names_or_repeated_columns_are_errors(groups: Any, message: str):
-    check_groups((("fine-1.0", ("x",)), ("other_", ("y",))))
-    with pytest.raises(TableArgumentError, match=message):
-        check_groups(groups)
 
 
 def test_savings_compare_the_bytes_of_columns_with_their_flags():

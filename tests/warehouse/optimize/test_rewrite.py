@@ -13,6 +13,7 @@ from optimized import (
     files_of,
     in_arrow,
     in_duckdb,
+    made,
     multiset,
     rewrite,
     warehouse,
@@ -20,11 +21,6 @@ from optimized import (
 
 from feedline.errors import DataError, TableError
 from feedline.warehouse.optimize.rewrite import conform_to_target
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def test_row_groups_are_bounded_in_bytes(tmp_path: Path) -> None:
@@ -44,7 +40,7 @@ def test_maps_become_columns(tmp_path: Path) -> None:
     ]
     rows: list[Any] = [None, [], [("price", None)], [("price", 1.0), ("price", 2.0)], *maps]
     for day in (1, 2):
-        folder = _made(tmp_path / "in" / f"ds={day}")
+        folder = made(tmp_path / "in" / f"ds={day}")
         table = pa.table({"id": pa.array(range(len(rows))), "features": pa.array(rows, kind), "z": [day] * len(rows)})
         pq.write_table(table, folder / "a.parquet", row_group_size=70)
     report = rewrite(tmp_path / "in", tmp_path / "out", flatten=("features",), flatten_coverage=0.5, row_group_rows=100)
@@ -67,7 +63,7 @@ def test_maps_become_columns(tmp_path: Path) -> None:
 
 def test_a_flattened_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     maps = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
-    pq.write_table(pa.table({"m": maps, "m.a": [1]}), _made(tmp_path / "in") / "x.parquet")
+    pq.write_table(pa.table({"m": maps, "m.a": [1]}), made(tmp_path / "in") / "x.parquet")
     with pytest.raises(TableError, match=r"creates a column 'm\.a', which the table has"):
         rewrite(tmp_path / "in", tmp_path / "out", flatten=("m",))
 

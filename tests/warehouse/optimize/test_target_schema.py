@@ -16,7 +16,7 @@ from optimized import files_of, multiset, rewrite
 
 from feedline import Table
 from feedline.errors import TableError
-from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
+from feedline.warehouse.optimize.optimize import OptimizeReport, TaskRunner, optimize
 from feedline.warehouse.optimize.recipe import Settings
 
 deltalake = pytest.importorskip("deltalake")
@@ -38,7 +38,9 @@ def delta(folder: Path, **keys: pa.Array) -> Path:
 
 
 def logged(source: Path | str, target: Path, *, format: str = "delta", **settings: Any) -> OptimizeReport:
-    return optimize(Table(source, format=format).snapshot(), str(target), Settings(**settings), threads=1)
+    return optimize(
+        Table(source, format=format).snapshot(), str(target), Settings(**settings), runner=TaskRunner(threads=1)
+    )
 
 
 @pytest.mark.parametrize(

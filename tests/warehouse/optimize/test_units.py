@@ -14,6 +14,7 @@ from optimized import (
     events,
     files_of,
     in_arrow,
+    made,
     multiset,
     rewrite,
     warehouse,
@@ -21,11 +22,6 @@ from optimized import (
 
 from feedline import Table
 from feedline.warehouse.optimize.optimize import join_buckets
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def test_small_partitions_are_merged_or_kept(tmp_path: Path) -> None:
@@ -42,8 +38,8 @@ def test_small_partitions_are_merged_or_kept(tmp_path: Path) -> None:
 def test_partitions_within_partitions_and_without_rows(tmp_path: Path) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     for number, folder in enumerate(("a=1", "a=1/b=2", "a=1/b=2/c=3", "a=2/b=1", ".")):
-        pq.write_table(events(200, seed=number), _made(source / folder) / "x.parquet")
-    pq.write_table(events(0), _made(source / "a=5") / "x.parquet")
+        pq.write_table(events(200, seed=number), made(source / folder) / "x.parquet")
+    pq.write_table(events(0), made(source / "a=5") / "x.parquet")
     expected = multiset(Table(str(source)).read())
     for settings in (CLUSTERED, {**CLUSTERED, "goal": "size", "small_partitions": "keep"}, CLUSTERED):
         report = rewrite(source, target, **settings, threads=2)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from optimized import files_of, warehouse
@@ -110,18 +109,6 @@ def test_records_are_bounded(tmp_path: Path, snapshot: Snapshot, monkeypatch: py
     assert len(load_uses(str(tmp_path), snapshot.uri)) == 3
 
 
-def test_a_record_that_another_run_deletes_first_is_no_failure(
-    tmp_path: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(usage, "KEPT", 1)
-    listed = usage._names
-    monkeypatch.setattr(usage, "_names", lambda *args: ["gone.json", *listed(*args)])
-    for number in range(3):
-        note(tmp_path, snapshot, ("word",), job=str(number))
-    assert len(list(tmp_path.rglob("usage/*/*"))) == 1
-    assert not caplog.messages
-
-
 def test_damaged_records_are_skipped_and_failed_writes_are_warnings(
     tmp_path: Path, snapshot: Snapshot, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,36 +180,6 @@ def test_usage_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot) -
     assert "ds=2026-01-01 (1)" in text
     facts = json.loads(invoke("usage", *options, "--json").stdout)
     assert facts["used_column_share"] == pytest.approx(2 / 7)
-
-
-def test_usage_of_a_pipeline_is_about_the_files_that_its_runs_read(tmp_path: Path) -> None:
-    deltalake = pytest.importorskip("deltalake")
-    folder = str(tmp_path / "delta")
-    for start in (0, 100):
-        deltalake.write_deltalake(folder, pa.table({"id": range(start, start + 100)}), mode="append")
-    log = deltalake.DeltaTable(folder)
-    log.delete("id < 50")
-    log.optimize.compact()
-    files = sorted((tmp_path / "delta").glob("*.parquet"))
-    (tmp_path / "damaged.parquet").write_text("not Parquet")
-    (tmp_path / "m.json").write_text(json.dumps([str(files[0])]))
-    for source, rows in (
-        ({"table": folder, "format": "delta"}, 150),
-        ({"table": folder, "format": "delta", "version": 0}, 100),
-        ({"table": str(tmp_path / "m.json"), "format": "manifest"}, None),
-    ):
-        document = {"version": 1, "name": "logged", "work_dir": str(tmp_path / "work"), "source": source}
-        path = tmp_path / "p.yaml"
-        path.write_text(json.dumps({**document, "features": {"extra": ["id"]}, "batch": {"size": 10}}))
-        plan = Pipeline.from_yaml(path).plan()
-        assert rows in (plan.source.snapshot.rows, None)
-        note(tmp_path / "work", plan.source.snapshot, ("id",))
-        facts = json.loads(invoke("usage", path, "--json").stdout)
-        held = sum(pq.read_metadata(f"{plan.source.snapshot.uri}/{name}").row_group(0).column(0).total_compressed_size
-                   for name in plan.source.snapshot.files["path"].to_pylist())  # fmt: skip
-        assert [(column["name"], column["stored_bytes"]) for column in facts["columns"]] == [("id", held)]
-        assert facts["table"] == plan.source.snapshot.uri
-        assert facts["runs"] >= 1
 
 
 def test_a_projection_has_every_column_that_the_pipeline_reads(place: Place, tmp_path: Path) -> None:

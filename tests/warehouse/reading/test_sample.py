@@ -236,7 +236,7 @@ def test_counts_and_rows_are_those_of_the_definition(
         selection = select_rows(shops, bound, sample=sampled, work_dir=work_dir)
         again = select_rows(shops, bound, sample=sampled, work_dir=work_dir, map=refuse)
     assert selection.rows.tolist() == again.rows.tolist() == counts
-    assert selection.matched.tolist() == matched
+    assert selection.verdicts.matched.tolist() == matched
     assert (selection.report.kept.rows, selection.report.matched.rows) == (sum(counts), sum(matched))
     schema = with_weight(shops.schema, None)
     screened = screen_rows(shops, bound, sample=sampled)

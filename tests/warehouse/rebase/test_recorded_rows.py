@@ -70,11 +70,6 @@ def found(recording: Recording, fragment: Fragment) -> dict[int, list[int | None
     return result
 
 
-def test_all_rows_of_a_fragment(recording: Recording, fragment: Fragment):
-    record(recording, fragment, 0, ROWS)
-    assert found(recording, fragment) == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9]}
-
-
 def test_pieces_add_up_and_rows_between_them_are_missing(recording: Recording, fragment: Fragment):
     record(recording, fragment, 1, ROWS.slice(1, 2))
     record(recording, fragment, 6, ROWS.slice(6, 3))
@@ -88,13 +83,6 @@ def test_rows_of_a_rebased_fragment_lie_between_the_excluded(recording: Recordin
     assert spans_of(rest, 1, 4) == [(1, 2), (0, 3), (0, 0)]
     record(recording, rest, 1, ROWS[[3, 4, 5, 6]])
     assert found(recording, fragment) == {0: [None, None, None, 3], 1: [4, 5, 6, None], 2: [None, None]}
-
-
-@pytest.mark.parametrize(("skip", "rows"), [(0, 10), (0, 0), (3, 2), (9, 5)])
-def test_spans_cover_the_rows_of_a_piece(fragment: Fragment, skip: int, rows: int):
-    spans = spans_of(fragment, skip, rows)
-    covered = [first + row for first, (start, stop) in zip((0, 4, 8), spans, strict=True) for row in range(start, stop)]
-    assert covered == list(range(skip, min(skip + rows, 10)))
 
 
 def test_what_is_recorded_is_not_recorded_again(recording: Recording, fragment: Fragment):

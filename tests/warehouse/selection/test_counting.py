@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -30,23 +29,6 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
 def fragment(snapshot: Snapshot) -> Fragment:
     groups = snapshot.row_groups_of(0)
     return fragment_at(snapshot, 0, groups, np.full(len(groups), UNCOUNTED))
-
-
-def per_row_group(mask: pa.Array) -> list[int]:
-    return [pc.sum(mask.slice(start, 30)).as_py() or 0 for start in range(0, 100, 30)]
-
-
-@pytest.mark.parametrize(
-    ("where", "mask"),
-    [
-        ("n >= 25", pc.greater_equal(ROWS["n"], 25)),
-        ('word == "w3"', pc.equal(ROWS["word"], "w3")),
-        ("n % 2 == 0 and n < 40", pc.and_(pc.less(ROWS["n"], 40), pc.equal(pc.bit_wise_and(ROWS["n"], 1), 0))),
-    ],
-)
-def test_counts_are_pyarrows(snapshot: Snapshot, where: str, mask: pa.Array):
-    counts = count_fragment(fragment(snapshot), bind_where(where, snapshot.schema), snapshot.schema)
-    assert [(count.rows, count.matched) for count in counts] == [(rows, rows) for rows in per_row_group(mask)]
 
 
 def test_a_sample_is_counted_beside_the_rows_that_match(snapshot: Snapshot):

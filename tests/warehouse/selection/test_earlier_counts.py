@@ -47,7 +47,7 @@ def test_only_files_that_changed_are_counted(tmp_path: Path, monkeypatch: pytest
     assert counted == ["ds=1/new.parquet", "ds=3/a.parquet"], "the new file, and the one that was replaced"
     expected = select.select_rows(after, where, work_dir=str(tmp_path / "other"))
     assert found.rows.tolist() == expected.rows.tolist()
-    assert found.matched.tolist() == expected.matched.tolist()
+    assert found.verdicts.matched.tolist() == expected.verdicts.matched.tolist()
     assert int(found.rows.sum()) == pq.read_table(table).to_pandas().query("x < 50").shape[0]
 
 

@@ -27,7 +27,7 @@ from feedline.warehouse.selection.exclusion import (
     join_bits,
     kept_exclusions,
 )
-from feedline.warehouse.selection.select import plan_fragments, screen_rows, select_rows
+from feedline.warehouse.selection.select import screen_rows, select_rows
 from feedline.warehouse.storage import content_store
 
 ORIGIN = ExclusionOrigin(
@@ -183,18 +183,3 @@ def test_an_exclusion_of_other_counts_is_refused(snapshot: Any, tmp_path: Path):
     for group, mask in ((0, [True] * 8), (99, [True])):
         with pytest.raises(StateError, match=f"belongs to another filter or snapshot: got {len(mask)} kept rows"):
             selection.without(excluding({group: mask}))
-
-
-def test_fragments_of_splits_leave_excluded_rows_out(snapshot: Any, tmp_path: Path):
-    selection = select_rows(snapshot, None, work_dir=str(tmp_path))
-    whole = {0: [True] * 9, 1: [False, True] * 4 + [False], 7: [True] * 9}
-    excluding_rows = selection.without(excluding(whole))
-    ids = [
-        row
-        for fragment in plan_fragments(snapshot, excluding_rows, 18)
-        if fragment.row_groups
-        for chunk in read_fragment(fragment, ReadRequest(["id"], snapshot.schema))
-        for row in chunk.frame["id"].to_list()
-    ]
-    gone = {*range(9), 10, 12, 14, 16, *range(118, 127)}
-    assert ids == [row for row in [*range(40), *range(100, 140)] if row not in gone]

@@ -10,34 +10,30 @@ import pytest
 
 from feedline.errors import TableChangedError
 from feedline.expressions import bind_where
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import Sample, bind_sample
-from feedline.warehouse.selection import first_rows as module
-from feedline.warehouse.selection.first_rows import first_rows, screened_splits
+from feedline.warehouse.selection import select
+from feedline.warehouse.selection.select import first_rows, screened_splits
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
 
 @pytest.fixture
-def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
+def snapshot(tmp_path: Path) -> Snapshot:
     for file in range(4):
         rows = range(file * 50, file * 50 + 50)
         pq.write_table(
             pa.table({"n": list(rows), "odd": [n % 2 for n in rows]}), tmp_path / f"{file}.parquet", row_group_size=20
         )
-    monkeypatch.setattr(module, "_CHUNK_ROWS", 8)
     return take_snapshot(str(tmp_path))
 
 
 def read_rows(snapshot: Snapshot, count: int, where: str | None = None, sample: Sample | None = None) -> list[int]:
-    chunks = first_rows(
-        snapshot,
-        ["n"],
-        snapshot.schema,
-        count,
-        where=None if where is None else bind_where(where, snapshot.schema),
-        sample=None if sample is None else bind_sample(sample, snapshot.schema),
-    )
-    return [n for chunk in chunks for n in chunk.frame["n"].to_list()]
+    bound = None if where is None else bind_where(where, snapshot.schema)
+    chosen = None if sample is None else bind_sample(sample, snapshot.schema)
+    request = ReadRequest(["n"], snapshot.schema, bound, sample=chosen, chunk_rows=8)
+    chunks = (chunk for split in screened_splits(snapshot, bound, chosen) for chunk in read_fragment(split, request))
+    return [n for chunk in first_rows(chunks, count) for n in chunk.frame["n"].to_list()]
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 51, 200, 1000])
@@ -67,7 +63,7 @@ def test_files_that_statistics_exclude_are_not_opened(snapshot: Snapshot, tmp_pa
 
 
 def test_splits_may_be_chosen(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_SPLIT_ROWS", 50)
+    monkeypatch.setattr(select, "SPLIT_ROWS", 50)
     asked: list[int] = []
 
     def last_and_first(splits: int) -> list[int]:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedline.errors import PlanError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED
 from feedline.warehouse.selection.select import plan_fragments, screen_rows, select_rows
@@ -32,23 +31,8 @@ def test_row_groups_are_divided_in_order(snapshot: Snapshot, tmp_path: Path, spl
     assert all(sum(fragment.expected) <= max(split_rows, 20) for fragment in fragments)
 
 
-def test_row_groups_that_keep_nothing_are_left_out(snapshot: Snapshot, tmp_path: Path):
-    where = bind_where("n >= 45", snapshot.schema)
-    fragments = plan_fragments(snapshot, select_rows(snapshot, where, work_dir=str(tmp_path / "w")), 1000)
-    assert [(f.path, f.row_groups, f.expected) for f in fragments if f.row_groups] == [
-        ("0.parquet", (2,), (5,)),
-        ("2.parquet", (2, 3, 4), (15, 20, 20)),
-    ]
-
-
 def test_uncounted_row_groups_are_divided_by_their_stored_rows(snapshot: Snapshot):
     where = bind_where("n % 2 == 0", snapshot.schema)
     fragments = plan_fragments(snapshot, screen_rows(snapshot, where), 40)
     assert [fragment.row_groups for fragment in fragments] == [(0, 1), (2,), (0,), (0, 1), (2, 3), (4,)]
     assert {rows for fragment in fragments for rows in fragment.expected} == {UNCOUNTED}
-
-
-def test_split_rows_must_be_positive(snapshot: Snapshot, tmp_path: Path):
-    selection = select_rows(snapshot, None, work_dir=str(tmp_path / "w"))
-    with pytest.raises(PlanError, match="split_rows is too small: got 0, expected at least 1"):
-        plan_fragments(snapshot, selection, 0)

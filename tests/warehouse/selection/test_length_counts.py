@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.expressions import bind_where
-from feedline.warehouse.selection import row_measures
-from feedline.warehouse.selection.row_measures import count_lengths, measure_task
+from feedline.warehouse.selection.row_measures import count_lengths
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -43,7 +42,7 @@ def snapshot_of(folder: Path) -> Snapshot:
 def counted(snapshot: Snapshot, work: Path, where: str | None = None, **options: Any) -> Any:
     bound = None if where is None else bind_where(where, snapshot.schema)
     selection = select_rows(snapshot, bound, work_dir=str(work))
-    return count_lengths(snapshot, bound, None, selection, "h", BOUNDS, work_dir=str(work), **options)
+    return count_lengths(snapshot, selection, "h", BOUNDS, work_dir=str(work), **options)
 
 
 @pytest.mark.parametrize("where", [None, "day < 2", "day == 3"])
@@ -57,59 +56,3 @@ def test_rows_are_counted_as_numpy_counts_them(table: Any, tmp_path: Path, where
         assert found.rows[group].tolist() == np.bincount(bucket, minlength=3).tolist()
         assert found.elements[group] == np.minimum(lengths, 9).sum()
         assert (found.longest[group], found.beyond[group]) == (lengths.max(), (lengths > 9).sum())
-
-
-def test_counts_are_kept_under_all_that_decides_them(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    snapshot, calls = snapshot_of(table[0]), []
-
-    def counting(function: Any, tasks: Any) -> Any:
-        calls.append(len(tasks))
-        return map(function, tasks)
-
-    first = counted(snapshot, tmp_path, map=counting)
-    assert calls
-    calls.clear()
-    again = counted(snapshot, tmp_path, map=counting)
-    assert not calls
-    assert (again.rows == first.rows).all()
-    counted(snapshot, tmp_path, "day < 2", map=counting)
-    assert calls
-    monkeypatch.setattr("feedline.warehouse.selection.select.pl.__version__", "0.0")
-    calls.clear()
-    counted(snapshot, tmp_path, map=counting)
-    assert calls
-
-
-def test_an_interrupted_count_goes_on(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(row_measures, "_TASK_ROWS", 100)
-    monkeypatch.setattr(row_measures, "FIRST_TASKS", 1)
-    monkeypatch.setattr(row_measures, "next_tasks", lambda tasks, seconds: 1)
-    snapshot, done = snapshot_of(table[0]), []
-
-    def failing(function: Any, tasks: Any) -> Any:
-        done.append(len(tasks))
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        return map(function, tasks)
-
-    with pytest.raises(KeyboardInterrupt):
-        counted(snapshot, tmp_path, map=failing)
-    counted_again: list[Any] = []
-
-    def noting(function: Any, tasks: Any) -> Any:
-        counted_again.extend(tasks)
-        return map(function, tasks)
-
-    found = counted(snapshot, tmp_path, map=noting)
-    assert (found.rows == counted(snapshot, tmp_path / "other").rows).all()
-    groups = sum(len(fragment.row_groups) for task in counted_again for fragment in task.fragments)
-    assert 0 < groups < GROUPS
-    assert measure_task(counted_again[0]).shape[1] == len(BOUNDS) + 3
-
-
-def test_damaged_counts_are_made_again(table: Any, tmp_path: Path):
-    snapshot = snapshot_of(table[0])
-    first = counted(snapshot, tmp_path)
-    [path] = (tmp_path / "measures").glob("*.arrow")
-    path.write_bytes(path.read_bytes()[:-9])
-    assert (counted(snapshot, tmp_path).rows == first.rows).all()

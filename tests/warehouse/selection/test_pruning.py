@@ -190,14 +190,6 @@ def test_truncated_text_may_drop_but_never_take_whole() -> None:
     )
 
 
-def test_decimals_and_bytes_compare() -> None:
-    given = statistics(Decimal("1.50"), Decimal("2.50"))
-    assert verdict("<", Decimal("1.5"), given) == NONE
-    assert verdict(">=", Decimal("1.5"), given) == ALL
-    assert verdict("in", (Decimal(3), Decimal(1)), given) == NONE
-    assert verdict("==", b"\xff", statistics(b"a", b"b", exact=False)) == NONE
-
-
 def test_nulls_and_the_unknown() -> None:
     null, not_null = IsNull(column="x"), Not(item=IsNull(column="x"))
     for count, expected in ((0, NONE), (3, SOME), (10, ALL), (-1, SOME)):
@@ -213,33 +205,6 @@ def test_nulls_and_the_unknown() -> None:
     assert verdict("==", 0, statistics(0, 0, rows=0)) == NONE
 
 
-def test_partition_and_statistics_are_distinguished() -> None:
-    one = np.ones(3, np.bool_)
-    key = ColumnStatistics(
-        low=np.array([1, 2, 2]),
-        high=np.array([1, 2, 2]),
-        bounded=one,
-        exact=one,
-        nulls=np.zeros(3, int),
-        unit=lambda v: v,
-        partition=True,
-    )
-    x = ColumnStatistics(
-        low=np.array([0, 0, 7]),
-        high=np.array([9, 3, 9]),
-        bounded=one,
-        exact=one,
-        nulls=np.zeros(3, int),
-        unit=lambda v: v,
-    )
-    given = Statistics(rows=np.array([5, 5, 5]), columns={"key": key, "x": x})
-    where = And(items=(Comparison(column="key", op="==", value=2), Comparison(column="x", op=">", value=5)))
-    pruning = prune(where, given)
-    assert pruning.outcome.tolist() == [NONE, NONE, ALL]
-    assert pruning.by_partition.tolist() == [True, False, False]
-    assert pruning.by_statistics.tolist() == [False, True, False]
-
-
 def test_a_literal_that_the_column_cannot_judge_proves_nothing() -> None:
     column = ColumnStatistics(
         low=np.array([1]),
@@ -252,21 +217,3 @@ def test_a_literal_that_the_column_cannot_judge_proves_nothing() -> None:
     given = Statistics(rows=np.array([5]), columns={"x": column})
     assert [verdict(op, 7, given) for op in OPERATORS] == [SOME] * 6
     assert verdict("in", (7,), given) == SOME
-
-
-def test_thousands_of_row_groups_and_listed_values() -> None:
-    low = np.arange(0, 200_000, 10)
-    count = len(low)
-    column = ColumnStatistics(
-        low=low,
-        high=low + 9,
-        bounded=np.ones(count, np.bool_),
-        exact=np.ones(count, np.bool_),
-        nulls=np.zeros(count, int),
-        unit=lambda value: value,
-    )
-    wanted = tuple(range(5, 200_000, 1000))
-    outcome = prune(
-        Membership(column="x", values=wanted), Statistics(rows=np.full(count, 10), columns={"x": column})
-    ).outcome
-    assert np.flatnonzero(outcome != NONE).tolist() == [value // 10 for value in wanted]

@@ -13,7 +13,6 @@ from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.arrived_files import (
     LandingRule,
     arrivals,
-    folder_names,
     landed,
     partition_names,
     seen_files,
@@ -144,11 +143,6 @@ def test_partitions_of_a_log_are_values_of_its_keys():
 def test_an_empty_record_knows_no_file():
     found = arrivals(listing({"a": 1}), record(listing({})))
     assert np.array_equal(found.new, [0])
-
-
-def test_folders_are_all_but_the_name():
-    names = folder_names(pa.chunked_array([["ds=1/h=2/a.parquet", "b.parquet", "x y/c"]]))
-    assert names.to_pylist() == ["ds=1/h=2", "b.parquet", "x y"]
 
 
 def test_a_file_of_the_future_says_what_to_correct():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from warehouse_samples import sample, write
 
-from feedline.config.cluster_section import ClusterSpec
-from feedline.errors import CorruptFileError, TableError
-from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.request import ClusterRequest
+from feedline.errors import CorruptFileError
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot import footer_tasks
@@ -180,19 +175,6 @@ def test_a_damaged_column_of_a_snapshot_is_refused_when_it_is_read(tmp_path: Pat
     assert Snapshot.load(str(work_dir), snapshot.id).column_facts("y")[0].as_py()["max"] == 2
 
 
-def test_only_the_columns_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = take_snapshot(write(tmp_path / "t", {"a.parquet": sample(20)}))
-    snapshot.save(str(tmp_path / "w"))
-    loaded = Snapshot.load(str(tmp_path / "w"), snapshot.id)
-    read: list[int] = []
-    original = content_store.StoredFile.table
-    monkeypatch.setattr(content_store.StoredFile, "table", lambda self, part: read.append(part) or original(self, part))
-    for _ in range(3):
-        loaded.column_facts("i8")
-        loaded.column_facts("text")
-    assert read == [4 + loaded.file_columns.index("i8"), 4 + loaded.file_columns.index("text")]
-
-
 def test_a_key_that_files_hold_keeps_its_facts_when_folders_come_and_go(tmp_path: Path, parsed: list[str]) -> None:
     root, work_dir = tmp_path / "t", str(tmp_path / "w")
     put(root / "plain.parquet", pa.table({"k": [5], "x": [1]}))
@@ -235,23 +217,6 @@ def test_other_schema_rules_reuse_the_footers(tmp_path: Path, parsed: list[str])
     assert parsed == []
 
 
-def test_a_corrupt_file_is_read_again_each_time(tmp_path: Path, parsed: list[str]) -> None:
-    root, work_dir = tmp_path / "t", str(tmp_path / "w")
-    put(root / "a.parquet", sample(20, 1))
-    put(root / "c.parquet", sample(20, 2))
-    (root / "b.parquet").write_bytes(b"this is no Parquet")
-    with pytest.raises(CorruptFileError, match=r"b\.parquet is not Parquet"):
-        take_snapshot(str(root), work_dir=work_dir)
-    for _ in range(2):
-        bad: list[str] = []
-        snapshot = take_snapshot(str(root), on_bad=lambda path, error: bad.append(path), work_dir=work_dir)  # noqa: B023
-        assert bad == ["b.parquet"]
-        assert snapshot.files["path"].to_pylist() == ["a.parquet", "c.parquet"]
-    assert parsed[-1:] == ["b.parquet"]
-    (root / "b.parquet").unlink()
-    same(snapshot, take_snapshot(str(root)))
-
-
 def test_any_map_gives_the_same_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footer_tasks, "_TASK_FILES", 3)
     monkeypatch.setattr(footer_tasks, "_WAVE_TASKS", 2)
@@ -292,33 +257,3 @@ def test_reused_footers_change_no_snapshot(tmp_path_factory: pytest.TempPathFact
                 put(path, KINDS[kind], age=age, row_group_size=1)
         same(take_snapshot(str(root), work_dir=work_dir), take_snapshot(str(root)))
     shutil.rmtree(folder)
-
-
-@pytest.mark.slow
-def test_a_cluster_reads_footers_too(tmp_path: Path) -> None:
-    for index in range(12):
-        put(tmp_path / f"{index}.parquet", sample(10, index), row_group_size=4)
-    (tmp_path / "bad.parquet").write_bytes(b"this is no Parquet")
-    with contextlib.closing(
-        open_cluster(ClusterRequest(ClusterSpec.model_validate({"workers": 1}), threads=1))
-    ) as cluster:
-        with pytest.raises(CorruptFileError, match=r"bad\.parquet is not Parquet"):
-            take_snapshot(str(tmp_path), map=cluster.map)
-        found = take_snapshot(str(tmp_path), map=cluster.map, on_bad=lambda path, error: None)
-    (tmp_path / "bad.parquet").unlink()
-    same(found, take_snapshot(str(tmp_path)))
-
-
-def test_saved_files_of_random_damage_are_refused_or_right(tmp_path: Path) -> None:
-    snapshot = take_snapshot(write(tmp_path / "t", {"k=1/a.parquet": sample(20)}))
-    snapshot.write(str(tmp_path), "saved")
-    good = (tmp_path / "saved").read_bytes()
-    draw = random.Random(7)
-    for _ in range(300):
-        content = bytearray(good)
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-        (tmp_path / "saved").write_bytes(content[: draw.choice([len(content), draw.randrange(len(content))])])
-        with pytest.raises(TableError):  # noqa: PT012 -- whichever of these meets the damage
-            loaded, _ = Snapshot.read(str(tmp_path), "saved")
-            for name in loaded.file_columns:
-                loaded.column_facts(name)

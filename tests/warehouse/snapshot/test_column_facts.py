@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from feedline.warehouse.snapshot import column_facts
-from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, contiguous, join_facts
+from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, join_facts
 
 ROWS = pa.array([10, 20, 30])
 INTEGERS = {
@@ -101,10 +101,3 @@ def test_row_groups_are_taken_and_parts_joined_in_an_order():
     joined = join_facts([facts, taken], np.array([4, 0, 1, 2, 3]))
     assert joined.part(field, "bytes").tolist() == [1, 1, 2, 3, 3]
     assert join_facts([facts, taken], np.arange(5)).part(field, "bytes").tolist() == [1, 2, 3, 3, 1]
-
-
-def test_one_chunk_is_not_copied():
-    whole = pa.chunked_array([[1, 2]])
-    assert contiguous(whole).equals(whole.chunk(0))
-    assert contiguous(whole).buffers()[1].address == whole.chunk(0).buffers()[1].address
-    assert contiguous(pa.chunked_array([[1], [2]])).to_pylist() == [1, 2]

@@ -27,16 +27,6 @@ def made(folder: Path) -> list[tuple[int, FileFacts]]:
     return [(index, facts_of(folder, f"{index}.parquet", table)) for index, table in tables.items()]
 
 
-def test_files_of_one_schema_make_one_block(tmp_path: Path):
-    blocks = blocks_of(made(tmp_path))
-    assert [block.schema.names for block in blocks] == [["n", "s"], ["n"]]
-    assert [block.files["file"].to_pylist() for block in blocks] == [[5, 9], [2]]
-    assert blocks[0].files["rows"].to_pylist() == [3, 4]
-    assert blocks[0].files["row_groups"].to_pylist() == [2, 2]
-    assert blocks[0].row_groups["rows"].to_pylist() == [2, 1, 2, 2]
-    assert all(block.nbytes > 0 for block in blocks)
-
-
 def test_a_column_has_the_facts_of_its_footers(tmp_path: Path):
     facts = made(tmp_path)
     block = blocks_of(facts)[0]

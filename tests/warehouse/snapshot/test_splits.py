@@ -46,18 +46,6 @@ def test_splits_are_greedy_runs_of_one_file(files: list[list[int]], split_rows: 
     assert (splits.file.dtype, splits.first_row_group.dtype, splits.rows.dtype) == (np.int32, np.int32, np.int64)
 
 
-@given(TABLES, st.integers(1, 100))
-def test_each_row_is_in_one_split_and_splits_are_small(files: list[list[int]], split_rows: int) -> None:
-    rows = np.array([count for groups in files for count in groups], np.int64)
-    file = np.array([index for index, groups in enumerate(files) for _ in groups], np.int32)
-    splits = plan_splits(rows, file, split_rows)
-    assert splits.rows.sum() == rows.sum()
-    for first, stop, held in zip(splits.first_row_group, splits.stop_row_group, splits.rows, strict=True):
-        assert len(set(file[first:stop].tolist())) == 1
-        assert held <= split_rows or np.count_nonzero(rows[first:stop]) == 1
-    assert (splits.first_row_group[1:] >= splits.stop_row_group[:-1]).all()
-
-
 def test_split_rows_must_be_positive() -> None:
     with pytest.raises(PlanError, match="split_rows is too small: got 0, expected at least 1"):
         plan_splits(np.array([1]), np.array([0]), 0)

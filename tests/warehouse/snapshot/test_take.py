@@ -6,13 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from warehouse_samples import sample, write
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import discover
-from feedline.warehouse.parquet import footer
 from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
 
 
@@ -80,13 +78,3 @@ def test_a_listing_without_files_is_refused(tmp_path: Path) -> None:
     listing = discover(write(tmp_path, {"a.parquet": sample(3)}))
     with pytest.raises(TableNotFoundError, match="is empty: expected at least one file"):
         snapshot_of(dataclasses.replace(listing, files=listing.files.slice(0, 0)))
-
-
-def test_footers_kept_with_types_that_no_table_has_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "t").mkdir()
-    pq.write_table(pa.table({"ts": pa.array([0], pa.timestamp("us", "+05:30"))}), tmp_path / "t" / "a.parquet")
-    listing, work_dir = discover(str(tmp_path / "t")), str(tmp_path / "work")
-    with monkeypatch.context() as before:
-        before.setattr(footer, "storage_schema", lambda schema: schema)  # as an earlier version kept it
-        assert snapshot_of(listing, work_dir=work_dir).schema.field("ts").type == pa.timestamp("us", "+05:30")
-    assert snapshot_of(listing, work_dir=work_dir).schema.field("ts").type == pa.timestamp("us", "UTC")
