@@ -39,7 +39,7 @@ from feedline.planning.plan import Plan
 from feedline.service.cluster.open_cluster import ThreadCluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
-from feedline.service.feeder.trainer_session import TrainerSession
+from feedline.service.feeder.trainer_session import SessionSetup, TrainerSession
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
@@ -131,18 +131,11 @@ def serve(path: Path, sockets: Sequence[socket.socket], count_calls: bool, answe
     with closing(ReadyBlocks(plan)) as cluster, closing(Planner(lambda *_: plan, job="benchmark")) as planner:
         feeder = Feeder(cluster)
         about = FeederFacts(imports_s=0.0, log=None, dashboard=None, feeder=os.getpid())
+        setup = SessionSetup(
+            cluster=cluster, planner=planner, world_size=len(sockets), memory_bytes=MEMORY_BYTES, about=about
+        )
         for rank, connection in enumerate(sockets):
-            session = TrainerSession(
-                Channel(connection),
-                cluster,
-                planner,
-                rank=rank,
-                world_size=len(sockets),
-                memory_bytes=MEMORY_BYTES,
-                about=about,
-                wake=feeder.wake,
-            )
-            feeder.add(session)
+            feeder.add(TrainerSession(Channel(connection), setup, rank=rank, wake=feeder.wake))
         began_s, all_began_s = time.thread_time(), time.process_time()
         if count_calls:
             sys.setprofile(profile)

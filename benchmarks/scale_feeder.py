@@ -23,7 +23,7 @@ from feedline.loader.wire.facts import BlockStats
 from feedline.loader.wire.job_reports import JobReport
 from feedline.planning.schedule import Block, Schedule
 from feedline.service.cluster import attempts
-from feedline.service.feeder.delivery import Delivery
+from feedline.service.feeder.delivery import Delivery, StreamBlocks
 from feedline.service.feeder.timing import TrainerPace
 from feedline.service.feeder.window import Window, WindowLimits
 
@@ -164,18 +164,14 @@ class RankFeeder:
         self.window.limits = replace(self.window.limits, open_blocks=schedule.open_blocks(range(lane, lane + 1)))
         self._pace = TrainerPace()
         self.stats = BlockStats()
-        self.delivery = Delivery(
-            cluster,
-            lambda block: _Job(f"{job}-digest"),  # type: ignore[arg-type,return-value]
-            None,  # type: ignore[arg-type]
+        stream = StreamBlocks(
             name=f"{job}-e0",
             blocks=schedule.blocks(lane),
+            job_of=lambda block: _Job(f"{job}-digest"),  # type: ignore[arg-type,return-value]
             request=self._request,  # type: ignore[arg-type]
-            window=self.window,
-            wake=wake,
-            stats=self.stats,
-            clock=clock,
+            layout=None,  # type: ignore[arg-type]
         )
+        self.delivery = Delivery(cluster, stream, window=self.window, wake=wake, stats=self.stats, clock=clock)
         self._step = 0  # to be made ready next
         self._ready = 0
         self._missing_s: float | None = None  # since when a step with a free slot has waited for blocks

@@ -49,7 +49,7 @@ from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
-from feedline.service.feeder.trainer_session import TrainerSession, show_window_changes
+from feedline.service.feeder.trainer_session import SessionSetup, TrainerSession, show_window_changes
 from feedline.service.feeder_status import StatusGatherer
 from feedline.service.log_lines import write_log_lines
 from feedline.service.monitoring.feeder_watch import remove_dead_targets, watch_feeder
@@ -110,18 +110,14 @@ class FeederSessions:
         request, log = self.request, None
         if request.scratch is not None and log_path(request.scratch).exists():
             log = str(log_path(request.scratch))
-        return TrainerSession(
-            channel,
-            self.cluster,
-            self.planner,
-            rank=rank,
+        setup = SessionSetup(
+            cluster=self.cluster,
+            planner=self.planner,
             world_size=request.world_size,
             memory_bytes=memory_share(self.spec, local_ranks=request.local_ranks),
             about=FeederFacts(imports_s=startup_seconds(), log=log, dashboard=None, feeder=os.getpid()),
-            wake=wake,
-            admit=admit,
-            on_plan=on_plan,
         )
+        return TrainerSession(channel, setup, rank=rank, wake=wake, admit=admit, on_plan=on_plan)
 
 
 @contextlib.contextmanager

@@ -178,9 +178,8 @@ class StatusGatherer:
         cores: float,
         restarts: int = 0,
         epochs: int = 0,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._cluster, self._clock = cluster, clock
+        self._cluster = cluster
         self._decisions = DecisionLog()
         self._decisions.begin()
         self._plan: tuple[Plan, PlanStatus] | None = None  # the last that was described
@@ -188,7 +187,7 @@ class StatusGatherer:
         self._sessions: dict[TrainerSession, int] = {}  # the process ids of their trainers
         self._ranks = {rank: RankStatus(rank=rank, state="waiting", stats=FeederStats()) for rank in ranks}
         self._has_failed = False
-        now_s = clock()
+        now_s = time.time()
         self.status = FeederStatus(
             job=job,
             feeder=feeder,
@@ -266,7 +265,7 @@ class StatusGatherer:
         connection = None if dask is None else dask.connection
         self.status = replace(
             self.status,
-            now_s=self._clock(),
+            now_s=time.time(),
             cpu_s=time.process_time(),
             workers=workers,
             threads=threads,

@@ -31,7 +31,7 @@ from feedline.planning.plan import Plan
 from feedline.service.cluster.fair_share import FairShare
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
-from feedline.service.feeder.delivery import Delivery
+from feedline.service.feeder.delivery import Delivery, StreamBlocks
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.transforms.compile import compiled
 from feedline.transforms.compile.chains import Compiler
@@ -111,18 +111,9 @@ def test_some_features_of_groups_have_the_runs_of_all(tmp_path: Path):
 
 
 def delivery_of(plan: Plan, cluster: Any) -> Delivery:
-    schedule = plan.schedule(0)
-    return Delivery(
-        cluster,
-        plan.job_of,
-        plan.layout,
-        name="n",
-        blocks=schedule.blocks_of(range(schedule.lanes), first_step=0),
-        request=lambda block: plan.request(block, 0),
-        window=Window(WindowLimits(open_blocks=1, memory_bytes=2**30, fixed_blocks=8)),
-        wake=lambda: None,
-        stats=BlockStats(),
-    )
+    window = Window(WindowLimits(open_blocks=1, memory_bytes=2**30, fixed_blocks=8))
+    blocks = replace(StreamBlocks.of(plan, 0, range(plan.lanes)), batch_rows=0)
+    return Delivery(cluster, blocks, window=window, wake=lambda: None, stats=BlockStats())
 
 
 def test_a_task_names_its_job(tmp_path: Path):

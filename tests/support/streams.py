@@ -18,7 +18,7 @@ from feedline.loader.wire.facts import BlockStats
 from feedline.planning.schedule import Block
 from feedline.service.cluster import attempts
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder.delivery import Delivery
+from feedline.service.feeder.delivery import Delivery, StreamBlocks
 from feedline.service.feeder.window import Window, WindowLimits
 
 ROWS = 4
@@ -35,18 +35,15 @@ class Stream:
 
     def open(self, name: str, blocks: int, **options: Any) -> Delivery:
         made = (Block(lane=0, index=n, first_step=n, last_step=n, **BLOCK) for n in range(blocks))
-        defaults = {"window": window(fixed_blocks=4)}
-        return Delivery(
-            self.cluster,
-            lambda block: SimpleNamespace(digest=name),  # what every task is given
-            None,
+        stream = StreamBlocks(
             name=name,
             blocks=made,
+            job_of=lambda block: SimpleNamespace(digest=name),  # what every task is given
             request=lambda block: SimpleNamespace(index=block.index, rows=ROWS, pieces=PIECES),
-            wake=self.woken.set,
-            stats=BlockStats(),
-            **{**defaults, **options},
+            layout=None,
         )
+        options = {"window": window(fixed_blocks=4), **options}
+        return Delivery(self.cluster, stream, wake=self.woken.set, stats=BlockStats(), **options)
 
     def read(self, delivery: Delivery, steps: range) -> list[Any]:
         """What the steps get, in order."""

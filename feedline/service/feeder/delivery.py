@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from feedline.blocks.compute import unpack_block
@@ -21,6 +22,8 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.loader.wire.facts import BlockStats
+from feedline.planning.epoch_schedule import EpochSchedule
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
 from feedline.service.cluster.attempts import FirstRows, Outcome, attempt_block
 from feedline.service.cluster.blame import BlockFailure, Retry, among, decide_retry, elsewhere
@@ -43,36 +46,50 @@ logger = logging.getLogger(__name__)
 _LATE = "a block has taken more than %.0f s on %s: it is also computed on another worker"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamBlocks:
+    """The blocks of one stream (a rank's lanes from a step on), in plan order, and what their tasks are given. name: of
+    the stream, in keys and messages. batch_rows: of a step, to be ready first (0: none)."""
+
+    name: str
+    blocks: Iterator[Block]
+    job_of: Callable[[Block], Job]
+    request: Callable[[Block], BlockRequest]
+    layout: SlotLayout
+    batch_rows: int = 0
+
+    @classmethod
+    def of(
+        cls, plan: Plan, epoch: int, lanes: range, *, schedule: EpochSchedule | None = None, first_step: int = 0
+    ) -> StreamBlocks:
+        """Those of a plan. schedule: of the epoch (default: computed)."""
+        schedule = plan.schedule(epoch) if schedule is None else schedule
+        return cls(
+            name=f"{plan.name}-e{epoch}",
+            blocks=schedule.blocks_of(lanes, first_step=first_step),
+            job_of=plan.job_of,
+            request=lambda block: plan.request(block, epoch),
+            layout=plan.layout,
+            batch_rows=schedule.batch_size,
+        )
+
+
 class Delivery:
-    """The blocks of one stream (a rank's lanes from a step on). batch_rows: of a step, to be ready first (0: none).
-    next_block: to be submitted (None: all are)."""
+    """The blocks of one stream. next_block: to be submitted (None: all are)."""
 
     def __init__(
         self,
         cluster: Cluster,
-        job_of: Callable[[Block], Job],
-        layout: SlotLayout,
+        stream: StreamBlocks,
         *,
-        name: str,
-        blocks: Iterator[Block],
-        request: Callable[[Block], BlockRequest],
         window: Window,
         wake: Callable[[], None],
         stats: BlockStats,
-        batch_rows: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster = cluster
-        self._job_of = job_of
-        self._layout = layout
-        self._name = name
-        self._blocks = blocks
-        self._request = request
-        self._window = window
-        self._wake = wake
-        self._batch_rows = batch_rows
-        self._clock = clock
-        self.next_block: Block | None = next(blocks, None)
+        self._cluster, self._stream = cluster, stream
+        self._window, self._wake, self._clock = window, wake, clock
+        self.next_block: Block | None = next(stream.blocks, None)
         self._work: dict[tuple[int, int], BlockWork] = {}
         self._running: dict[str, BlockWork] = {}  # by key, an entry per attempt
         self._unsubmitted: list[BlockWork] = []  # while the scheduler does not answer
@@ -96,12 +113,12 @@ class Delivery:
         self.is_due = False
         self._priorities.begin(step, step_s, delay_s)
         self._resubmit()
-        threads = self._cluster.threads_per_trainer()
+        threads, stream = self._cluster.threads_per_trainer(), self._stream
         while self.next_block is not None and (
             self._window.has_room(self._window.in_flight, threads=threads) or self.lacks(step)
         ):
-            block, self.next_block = self.next_block, next(self._blocks, None)
-            self._work[block.lane, block.index] = work = BlockWork(block, self._job_of(block), self._request(block))
+            block, self.next_block = self.next_block, next(stream.blocks, None)
+            self._work[block.lane, block.index] = work = BlockWork(block, stream.job_of(block), stream.request(block))
             self._window.in_flight += 1
             urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
@@ -156,14 +173,14 @@ class Delivery:
     # -- submitting -----------------------------------------------------------------------------------------------
 
     def _submit(self, work: BlockWork, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
-        key = block_key(self._name, work, packed=self._cluster.packed)
+        key = block_key(self._stream.name, work, packed=self._cluster.packed)
         # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
         job = work.job if work.submissions else work.job.digest
         work.submissions += 1
         workers = None if workers is None else self._cluster.share.take_turn(workers)
         waits = work.block.first_step <= self._priorities.step and self._window.limits.open_blocks == 1
         options: dict[str, Any] = {} if workers is None else {"workers": sorted(workers)}
-        options |= {"priority": priority, "first_rows": self._batch_rows if waits else 0}
+        options |= {"priority": priority, "first_rows": self._stream.batch_rows if waits else 0}
         arguments = job, pack_request(work.request, self._cluster.packed), key, self._cluster.packed
         task = self._cluster.start(attempt_block, *arguments, key=key, arrived=self._queue, **options)
         if task is None:
@@ -253,7 +270,7 @@ class Delivery:
         if self._cluster.packed and not members:  # no scheduler: whether the block is to blame cannot be decided yet
             self._unsubmitted.append(work)
             return
-        decision = decide_retry(block_name(self._name, work), work.failures, members)
+        decision = decide_retry(block_name(self._stream.name, work), work.failures, members)
         if not isinstance(decision, Retry):
             work.give_up(decision, packed=self._cluster.packed, wake=self._wake)
             return
@@ -274,14 +291,14 @@ class Delivery:
             del self._running[attempt.key]
             work.hold(attempt)
         self._forget(work)
-        work.rows, work.first = unpack_block(self._layout, result), None
+        work.rows, work.first = unpack_block(self._stream.layout, result), None
         work.quality = result.quality
         self._cluster.share.computed(result.times.thread_s)
         self._window.record(result.times.thread_s, result.nbytes)
         count_block(self.stats, result, now_s - attempt.submitted_s)
         if self._cluster.on_block is not None:
             finished = FinishedBlock(
-                name=block_name(self._name, work),
+                name=block_name(self._stream.name, work),
                 block=work.block,
                 result=result,
                 submitted_s=attempt.submitted_s,

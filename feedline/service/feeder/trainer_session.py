@@ -127,38 +127,46 @@ class FeederCounters(FeederStats):
         self.fed_s = now_s - self.first_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSetup:
+    """What all sessions of a feeder share. memory_bytes: for the blocks in flight and the ring of one. about: answers
+    each trainer's hello."""
+
+    cluster: Cluster
+    planner: Planner
+    world_size: int
+    memory_bytes: int
+    about: FeederFacts
+
+
 class TrainerSession:
     """Serves one trainer over one channel.
 
-    rank: of the trainer (None: its hello says so). memory_bytes: for its blocks in flight and its ring. admit: called
-    with the first hello; False if the feeder serves that trainer's rank already. on_plan: called with the plan of a
-    hello. wake: ends the loop's sleep; blocks that finish call it from other threads.
+    rank: of the trainer (None: its hello says so). wake: ends the loop's sleep; blocks that finish call it from other
+    threads. admit: called with the first hello; False if the feeder serves that trainer's rank already. on_plan: called
+    with the plan of a hello.
     """
 
     def __init__(
         self,
         channel: Channel,
-        cluster: Cluster,
-        planner: Planner,
+        setup: SessionSetup,
         *,
         rank: int | None,
-        world_size: int,
-        memory_bytes: int,
-        about: FeederFacts,
         wake: Callable[[], None],
         admit: Callable[[Hello], bool] = lambda hello: True,
         on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
         self.channel = channel
-        self._cluster, self._planner = cluster, planner
+        self._setup, self._cluster, self._planner = setup, setup.cluster, setup.planner
         self.rank = rank
         self.global_rank: int | None = None  # among all trainers, of which several may read the same rows
-        self._world_size = world_size
-        self._blocks_bytes = int(memory_bytes * (1 - _RING_SHARE))
+        self._world_size = setup.world_size
+        self._blocks_bytes = int(setup.memory_bytes * (1 - _RING_SHARE))
         self._wake_loop = wake
         self._admit = admit
         self._on_plan = on_plan
-        self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
+        self._ring = RingWriter(channel, limit_bytes=int(setup.memory_bytes * _RING_SHARE))
         self._writers = SlotWriters(self._ring, self._wake)
         self._request: ring_messages.PlanRequest | None = None  # the last one
         self._planning: Future[Plan] | None = None
@@ -168,10 +176,9 @@ class TrainerSession:
         self.runnable = False  # something has happened since `advance` had nothing to do
         self.starved = False  # the trainer's next step waits for a block
         self.counters = FeederCounters()
-        self.streams = TrainerStreams(cluster, planner, self.pace, self.counters.delivery, self._wake)
+        self.streams = TrainerStreams(setup.cluster, setup.planner, self.pace, self.counters.delivery, self._wake)
         self.running = self.streams.running  # the streams that have not ended
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
-        self._about = about
         self.trainer = _pidfd(channel)
 
     @property
@@ -284,7 +291,7 @@ class TrainerSession:
             self._writers.drop()
             self.monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         self._on_plan(plan)
-        feeder = replace(self._about, dashboard=self._cluster.dashboard)
+        feeder = replace(self._setup.about, dashboard=self._cluster.dashboard)
         answer = ring_messages.PlanAnswer(number=self._request.number, plan=plan.facts(), feeder=feeder)
         self.channel.post_message(answer)
 

@@ -20,7 +20,7 @@ from feedline.planning.epoch_schedule import EpochSchedule
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.block_work import MissingBlocks
-from feedline.service.feeder.delivery import Delivery
+from feedline.service.feeder.delivery import Delivery, StreamBlocks
 from feedline.service.feeder.planner import EpochPlan, Planner
 from feedline.service.feeder.timing import HORIZON_S, TrainerPace
 from feedline.service.feeder.trainer_stream import TrainerStream
@@ -236,16 +236,6 @@ class TrainerStreams:
         step = max(step, schedule.first_step)
         for job in plan.jobs:
             keep_job(job)  # for threads of this process
-        delivery = Delivery(
-            self._cluster,
-            plan.job_of,
-            plan.layout,
-            name=f"{plan.name}-e{epoch}",
-            blocks=schedule.blocks_of(lanes, first_step=step),
-            request=lambda block: plan.request(block, epoch),
-            window=window,
-            wake=self._wake,
-            stats=self._stats,
-            batch_rows=schedule.batch_size,
-        )
+        blocks = StreamBlocks.of(plan, epoch, lanes, schedule=schedule, first_step=step)
+        delivery = Delivery(self._cluster, blocks, window=window, wake=self._wake, stats=self._stats)
         return TrainerStream(plan, epoch, step, schedule, plan.layout, delivery, lanes, window)

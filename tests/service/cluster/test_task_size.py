@@ -14,6 +14,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
-from feedline.service.feeder.delivery import Delivery
+from feedline.service.feeder.delivery import Delivery, StreamBlocks
 
 MOST_BYTES = 4_096
 ROWS = 8_192  # of a block
@@ -132,25 +133,15 @@ def message_bytes(cluster: Cluster, plan: Plan, monkeypatch: pytest.MonkeyPatch)
     """The bytes of the message of each block in the first window, and the most pieces of a block."""
     messages: list[Any] = []
     monkeypatch.setattr(cluster.client, "_send_to_scheduler", messages.append)
-    epoch = 0
-    schedule = plan.schedule(epoch)
+    blocks = StreamBlocks.of(plan, 0, range(plan.lanes))
     requests = []
 
     def request(block: Any) -> Any:
-        requests.append(plan.request(block, epoch))
+        requests.append(plan.request(block, 0))
         return requests[-1]
 
-    delivery = Delivery(
-        cluster,
-        plan.job_of,
-        plan.layout,
-        name=f"{plan.name}-{plan.fingerprint[:8]}-e{epoch}",
-        blocks=schedule.blocks_of(range(plan.lanes)),
-        request=request,
-        window=window(fixed_blocks=32),
-        wake=lambda: None,
-        stats=BlockStats(),
-    )
+    blocks = replace(blocks, name=f"{plan.name}-{plan.fingerprint[:8]}-e0", request=request, batch_rows=0)
+    delivery = Delivery(cluster, blocks, window=window(fixed_blocks=32), wake=lambda: None, stats=BlockStats())
     delivery.pump(10**9)
     sent = [message for message in messages if message["op"] == "update-graph"]
     assert len(sent) == len(requests) > 0

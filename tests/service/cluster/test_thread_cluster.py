@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from feedline.service.cluster import attempts, dask_cluster
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
-from feedline.service.feeder.delivery import Delivery
+from feedline.service.feeder.delivery import Delivery, StreamBlocks
 from feedline.service.feeder.steps import segments_of
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.workbench.generate.generate import clicks_pipeline
@@ -46,6 +47,12 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+def delivery_of(plan: Plan, cluster: Cluster, **changes: int) -> Delivery:
+    window = Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2))
+    blocks = replace(StreamBlocks.of(plan, 0, range(1)), **changes)
+    return Delivery(cluster, blocks, window=window, wake=lambda: None, stats=BlockStats())
+
+
 class Blocks:
     """A plan's blocks on a cluster, and which of them were Dask tasks, by key."""
 
@@ -60,17 +67,7 @@ class Blocks:
 
         monkeypatch.setattr(attempts, "run_block", run)
         keep_job(plan.source.job)
-        self.delivery = Delivery(
-            cluster,
-            plan.job_of,
-            plan.layout,
-            name="early",
-            blocks=iter(self.blocks),
-            request=lambda block: plan.request(block, 0),
-            window=Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2)),
-            wake=lambda: None,
-            stats=BlockStats(),
-        )
+        self.delivery = delivery_of(plan, cluster, batch_rows=0)
 
     def read(self, number: int) -> tuple[EncodedRows, ...]:
         block = self.blocks[number]
@@ -148,27 +145,13 @@ def test_a_step_is_ready_before_its_block(plan: Plan, cluster: Cluster, monkeypa
     schedule = plan.schedule(0)
     blocks = list(schedule.blocks_of(range(1), first_step=0))
 
-    def deliver() -> Delivery:
-        return Delivery(
-            cluster,
-            plan.job_of,
-            plan.layout,
-            name="early",
-            blocks=iter(blocks),
-            request=lambda block: plan.request(block, 0),
-            window=Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2)),
-            wake=lambda: None,
-            stats=BlockStats(),
-            batch_rows=schedule.batch_size,
-        )
-
     def step(delivery: Delivery, number: int) -> list[RowSlice]:
         slices = eventually(lambda: segments_of(schedule, range(1), number, delivery.get))
         assert slices is not None
         return slices
 
     last = blocks[0].last_step
-    with closing(deliver()) as one, closing(deliver()) as two:
+    with closing(delivery_of(plan, cluster)) as one, closing(delivery_of(plan, cluster)) as two:
         one.pump(0)
         first = step(one, 0)
         two.pump(0)

@@ -473,7 +473,7 @@ def test_jobs_of_different_ages_share_a_cluster(
     assert eventually(lambda: sum(len(worker.state.executing) for worker in workers.workers.values()) == 3)
     old = stream.open("old", 130, window=window(fixed_blocks=30))
     for _ in range(100):
-        old.next_block = next(old._blocks)
+        old.next_block = next(old._stream.blocks)
     new = stream.open("new", 30, window=everything)
     step = old.next_block.first_step
     clock = iter(range(10_000))
