@@ -64,7 +64,7 @@ class BadTable:
             age[row] = f"unknown {row}"
         history = [[int(x) for x in rng.integers(0, 99, n)] for n in rng.integers(0, 7, rows)]
         for row in np.flatnonzero(bad()).tolist():
-            history[row] = [1, None]  # type: ignore[list-item]
+            history[row] = [1, None]
         for row in np.flatnonzero(bad()).tolist():
             history[row] = list(range(7))
         places = [[1.0, 2.0] if wrong else [1.0, 2.0, float(row)] for row, wrong in enumerate(bad().tolist())]

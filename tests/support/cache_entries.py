@@ -100,7 +100,7 @@ def stop_halfway(folder: str, row_group: int, halfway: Any) -> None:
         threading.Event().wait(60)
         return written
 
-    os.writev = write  # type: ignore[assignment]
+    os.writev = write
     cache.put(group_of(row_group), columns_of(group_of(row_group)), cpu_s=1.0)
 
 

@@ -41,7 +41,7 @@ def _imported(module: ast.Module) -> Iterator[str]:
 def _search(scope: ast.AST, theirs: set[str], found: set[tuple[int, str]]) -> None:
     """Look at a scope and those inside it; names of outer scopes are seen from inner ones."""
     for node in _within(scope):
-        found.update((node.lineno, reason) for reason in _reasons(node, theirs))  # type: ignore[attr-defined]
+        found.update((node.lineno, reason) for reason in _reasons(node, theirs))
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             _search(node, _extended(node, theirs), found)
 

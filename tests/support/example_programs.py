@@ -26,8 +26,6 @@ def example_programs(example: Path) -> Iterator[dict[str, ModuleType]]:
 
 def _load(example: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{example.name}_{name}", example / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

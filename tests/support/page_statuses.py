@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from feeder_statuses import STATUS
+
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats, FeederStats
@@ -76,21 +78,19 @@ def rank_at(rank: int, seconds: float, *, wait: float = 0.4, rows_per_s: float =
 
 def status_at(seconds: float, *, job: str = "job-a", ranks: int = 2, **rank: float) -> FeederStatus:
     """The status of a feeder of all ranks of a job, on one host."""
-    return FeederStatus(
+    return replace(
+        STATUS,
         job=job,
         feeder=f"{job}-feeder",
         name=f"{job} ranking",
         pipeline="/data/jobs/pipeline.yaml",
         host="node-1",
         pid=321,
-        version="0.1.0",
         started_s=START_S,
         now_s=START_S + seconds,
         epochs=3,
-        form="threads",
         cores=8,
         cpu_s=seconds * 1.7,
-        workers=1,
         threads=8,
         ranks=tuple(rank_at(each, seconds, **rank) for each in range(ranks)),
     )

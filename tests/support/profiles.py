@@ -1,4 +1,4 @@
-"""Facts of tables that no file holds: builders with defaults, and strategies for any of them."""
+"""Facts of tables that no file holds, and what `init` would decide of them: builders, and strategies for any."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from feedline.workbench.begin.init_plan import Choices, HeldOut, InitPlan
+from feedline.workbench.begin.label_choice import choose_label, require_label
+from feedline.workbench.begin.plan_pipeline import guess_choices, plan_pipeline
+from feedline.workbench.begin.trial import by_hash
 from feedline.workbench.profile.table_facts import (
     ColumnProfile,
     DistinctCount,
@@ -208,3 +212,12 @@ def any_table(draw: st.DrawFn) -> TableFacts:
     times = tuple(time_of(each.name, each.first, each.last) for each in columns if each.role == "time")
     label = binary(null_rate=draw(st.sampled_from([0.0, 0.1])))
     return table(label, *columns, rows=draw(st.integers(1, 1 << 40)), times=times)
+
+
+def planned(
+    facts: TableFacts, *, path: str = "warehouse/t", held_out: HeldOut | None = None, **choices: object
+) -> InitPlan:
+    """The plan of a table. held_out: rows that are held out (default: by a hash)."""
+    chosen = guess_choices(facts, Choices(**choices))
+    label = choose_label(facts, require_label(facts, chosen.label))
+    return plan_pipeline(facts, chosen, label=label, held_out=held_out or by_hash(facts, None), table=path)

@@ -138,5 +138,4 @@ def state_at(plan: Plan, epoch: int, step: int) -> dict[str, Any]:
 
 
 def rows_dropped(facts: PlanFacts) -> int:
-    assert facts.rest is not None
     return facts.rest.rows_dropped

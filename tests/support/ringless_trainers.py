@@ -86,7 +86,6 @@ class Trainer:
 
     def _receive(self) -> Arrival:
         arrival = self.channel.receive()
-        assert arrival is not None
         if arrival[0] == b"J":
             _, message, descriptor = arrival
             assert not isinstance(message, FeederFailure), message

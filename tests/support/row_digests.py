@@ -33,7 +33,7 @@ def row_digests(rows: EncodedRows) -> Words:
     for values, weights, offsets in zip(rows.values, rows.weights, rows.offsets, strict=True):
         total += _lists(np.asarray(values), weights, offsets, next(seeds))
     for array in rows.extra:
-        total += _array_words(pl.from_arrow(array), next(seeds))  # type: ignore[arg-type]
+        total += _array_words(pl.from_arrow(array), next(seeds))
     return total
 
 

@@ -139,4 +139,4 @@ def sum_ops() -> Iterator[None]:
 
 def feature(name: str, *ops: tuple[str, dict[str, Any]], group: str = "extra", **source: Any) -> FeatureSpec:
     calls = tuple(OpCall(op=name, arguments=json.dumps(arguments)) for name, arguments in ops)
-    return FeatureSpec(name=name, group=group, ops=calls, **(source or {"column": "a"}))  # type: ignore[arg-type]
+    return FeatureSpec(name=name, group=group, ops=calls, **(source or {"column": "a"}))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.memory import MemoryFileSystem
 
 
-class TaggedStore(MemoryFileSystem):  # type: ignore[misc]
+class TaggedStore(MemoryFileSystem):
     protocol = "tagged"
 
     @classmethod

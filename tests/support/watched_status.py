@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from feeder_statuses import STATUS
+
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats, FeederStats
@@ -63,22 +67,18 @@ def rank_of(rank: int, *, cached: bool = True) -> RankStatus:
 
 def watched_status(ranks: int = 2, *, cached: bool = True) -> FeederStatus:
     """A feeder of so many ranks."""
-    return FeederStatus(
+    return replace(
+        STATUS,
         job="clicks-1234abcd",
         feeder="host-7-a",
-        name="clicks",
         pipeline="s3://bucket/pipeline.yaml",
         host="host",
-        pid=7,
-        version="0.1.0",
         kernels=("ring", "rows"),
         started_s=1.75e9,
         now_s=1.75e9 + 60,
         epochs=2,
-        form="threads",
         cores=4.0,
         cpu_s=12.5,
-        workers=1,
         threads=4,
         restarts=1,
         lost=2,

@@ -54,7 +54,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _HEADER = struct.Struct("<i")
 
 _Popen = subprocess.Popen
-_SIGNATURE = inspect.signature(_Popen._execute_child)  # type: ignore[attr-defined]
+_SIGNATURE = inspect.signature(_Popen._execute_child)
 _libc = ctypes.CDLL(None)
 _lock = threading.Lock()  # one program at a time is adopted
 _servers: dict[str, Server | None] = {}  # by kind and variables; None for a second one of which none was started
@@ -84,7 +84,7 @@ class Server:
 
 def install() -> None:
     """Start programs by servers from now on, where that is possible."""
-    subprocess.Popen = Popen  # type: ignore[misc]
+    subprocess.Popen = Popen
 
 
 def switch(on: bool) -> None:
@@ -109,19 +109,19 @@ def is_server(process: psutil.Process) -> bool:
         return False
 
 
-class Popen(_Popen):  # type: ignore[type-arg]
+class Popen(_Popen):
     """A process, of a server where there is one for its program."""
 
     def _execute_child(self, *arguments: Any) -> None:
         call = _SIGNATURE.bind(self, *arguments).arguments
         pid = _start(call) if _is_on else None
         if pid is None:
-            super()._execute_child(*arguments)  # type: ignore[misc]
+            super()._execute_child(*arguments)
             return
         self.pid = pid
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(call[name] for name in pipes))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(call[name] for name in pipes))
 
 
 def _start(call: Mapping[str, Any]) -> int | None:

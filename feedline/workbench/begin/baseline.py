@@ -40,7 +40,6 @@ def train_and_compare(folder: Path, pipeline: str, script: str) -> str:
 
 
 def _loaded(path: Path) -> Any:
-    """The program as a module, for its constants and its figure."""
     spec = importlib.util.spec_from_file_location("begun_train", path)
     assert spec is not None
     assert spec.loader is not None
@@ -50,7 +49,6 @@ def _loaded(path: Path) -> Any:
 
 
 def _regression_figure(spec: Path, script: Any) -> str:
-    """The regression's figure, in the words of train.py."""
     learnt, labels = _examples(spec, {}, script.LABEL)
     others, expected = _examples(spec, {**script.HELD_OUT, "shuffle": "off"}, script.LABEL)
     if script.TASK == "regression":

@@ -127,7 +127,6 @@ class _Terminal:
 
 
 def _kind(column: ColumnProfile) -> str:
-    """A column's type, and how many values it has."""
     if column.vocabulary is None or column.role == "list":
         return column.type
     about = "" if column.vocabulary.table == column.vocabulary.sample else "about "
@@ -135,7 +134,6 @@ def _kind(column: ColumnProfile) -> str:
 
 
 def _may_be_classes(column: ColumnProfile) -> bool:
-    """Whether strings are classes that a model may tell apart."""
     values = column.vocabulary
     is_text = column.role == "string" and not column.partition and column.string_bytes is not None
     return is_text and column.reason is None and values is not None and 2 <= values.table <= MOST_CLASSES
@@ -283,7 +281,6 @@ def _require_one_table(sample: TableSample, table: str) -> None:
 
 
 def _require_packages() -> None:
-    """Raise SpecError where a package is missing that --check needs."""
     packages = {"sklearn": "scikit-learn", "torch": "torch"}
     missing = [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -301,7 +298,6 @@ def _named_from(table: str, folder: Path) -> str:
 
 
 def _refuse_existing(folder: Path) -> None:
-    """Raise SpecError where a file would be replaced."""
     there = [name for name in (PIPELINE_FILE, SCRIPT_FILE) if (folder / name).exists()]
     if there:
         raise SpecError(
@@ -325,7 +321,6 @@ def _write(folder: Path, files: Mapping[str, str], *, schema: bool) -> None:
 
 
 def _print_summary(plan: InitPlan, folder: Path, written: Sequence[str], console: Console) -> None:
-    """Say what was decided and what comes next."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

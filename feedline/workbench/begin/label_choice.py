@@ -131,7 +131,6 @@ def _can_be_label(column: ColumnProfile) -> bool:
 
 
 def _says_something(column: ColumnProfile) -> bool:
-    """Whether a label could be made of the column."""
     values = column.vocabulary
     few = values is not None and values.table <= MOST_CLASSES
     return (

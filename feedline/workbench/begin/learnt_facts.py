@@ -87,7 +87,6 @@ class LabelTargets:
         return ValueGain(unknown=unknown, values=gain, number=number, are_ids=are_ids)
 
     def _errors(self, predicted: Floats) -> Floats:
-        """Squared errors of the other rows, over all targets."""
         errors: Floats = np.square(self._targets[~self._teaches] - predicted).sum(axis=1)
         return errors
 
@@ -195,7 +194,6 @@ def _with_gains(
 
 
 def _with_moments(facts: TableFacts, taken: TableSample, time: str | None) -> tuple[ColumnProfile, ...]:
-    """The columns, those of times marked whose moments are those of the chosen time, or of a column before them."""
     units = {each.column: each.unit for each in facts.times}
     seen: dict[str, pl.Series] = {}
     marks: dict[str, str] = {}

@@ -183,7 +183,6 @@ def _noted(line: str, note: str) -> list[str]:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    """A comment, wrapped."""
     before = f"{indent}# "
     return textwrap.wrap(
         comment(text),

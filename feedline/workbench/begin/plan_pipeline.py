@@ -116,7 +116,6 @@ def _dedup(facts: TableFacts, session: str | None) -> DedupChoice | None:
 
 
 def _notes(facts: TableFacts, session: str | None) -> tuple[str, ...]:
-    """Sentences that no line of the features says."""
     said = [f"column {column.name!r} may be the label" for column in facts.disguises]
     said += [f"column {column.name!r} is left out" for column in facts.columns if column.role == "unsupported"]
     warnings = [each for each in facts.warnings if not each.startswith(tuple(said))]

@@ -54,15 +54,6 @@ _CALENDAR = ("date", "ds", "dt", "year", "quarter", "month", "week", "day", "hou
 KeyValue: TypeAlias = int | str | date
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRows:
-    """The folders of a table by some of its keys: values of each, ascending, and the rows below them."""
-
-    keys: tuple[str, ...]
-    values: Sequence[tuple[KeyValue, ...]]
-    rows: Sequence[int]
-
-
 def held_out_share(rows: int) -> float:
     """The share of the rows to hold out."""
     return max(SHARE, min(_SHARE_OF_FEW, _ENOUGH_ROWS / max(rows, 1)))
@@ -88,18 +79,20 @@ def _is_ordered(key: PartitionKey) -> bool:
     return not key.type.endswith("string") or len(key.first or "") == len(key.last or "")
 
 
-def by_keys(folders: KeyRows, share: float) -> HeldOut | None:
-    """The last folders, which have about this share of the rows; None where no border leaves enough on both sides."""
-    index = late_border(folders.rows, share, fewest_held_out(sum(folders.rows)))
+def by_keys(
+    keys: tuple[str, ...], values: Sequence[tuple[KeyValue, ...]], rows: Sequence[int], share: float
+) -> HeldOut | None:
+    """The last folders, which have about this share of the rows; None where no border leaves enough on both sides.
+    values: of the keys in each folder, ascending; rows: below it."""
+    index = late_border(rows, share, fewest_held_out(sum(rows)))
     if index is None:
         return None
-    names, border = [*map(column_expr, folders.keys)], [*map(_literal, folders.values[index])]
-    what = " and ".join(folders.keys)
+    names, border = [*map(column_expr, keys)], [*map(_literal, values[index])]
     return HeldOut(
-        by=folders.keys,
+        by=keys,
         train=_compared(names, border, "<"),
         held_out=_compared(names, border, ">="),
-        reason=f"the last {len(folders.rows) - index} of {len(folders.rows)} values of the partition key {what}: whole "
+        reason=f"the last {len(rows) - index} of {len(rows)} values of the partition key {' and '.join(keys)}: whole "
         "folders, later than all others",
     )
 
@@ -228,7 +221,7 @@ def _ways(sample: TableSample, facts: TableFacts, choices: Choices, label: Label
     """Ways to hold rows out, the best first."""
     share, time = held_out_share(facts.rows), choices.time or None
     for keys in calendar_keys(facts.partitions, time):
-        if (late := by_keys(_folders(sample.snapshot, keys), share)) is not None:
+        if (late := by_keys(keys, *_folders(sample.snapshot, keys), share)) is not None:
             yield late
     rows = sample.rows_where(label.where)
     if time is not None and time in rows.column_names and time not in {key.name for key in facts.partitions}:
@@ -242,8 +235,8 @@ def _ways(sample: TableSample, facts: TableFacts, choices: Choices, label: Label
         yield replace(by_chance, sample={**by_chance.sample, "seed": seed})
 
 
-def _folders(snapshot: Snapshot, keys: tuple[str, ...]) -> KeyRows:
-    """The rows by the values of some partition keys; folders without a value are left out."""
+def _folders(snapshot: Snapshot, keys: tuple[str, ...]) -> tuple[list[tuple[KeyValue, ...]], list[int]]:
+    """The values of some partition keys, ascending, and the rows below each; folders without a value are left out."""
     per_file = np.bincount(
         snapshot.file_of_row_group, weights=snapshot.rows_per_row_group, minlength=len(snapshot.files)
     )
@@ -251,7 +244,7 @@ def _folders(snapshot: Snapshot, keys: tuple[str, ...]) -> KeyRows:
     frame = pl.DataFrame([pl.Series(key, each) for key, each in zip(keys, values, strict=True)])
     frame = frame.with_columns(pl.Series(_ROWS, per_file.astype(np.int64))).drop_nulls()
     frame = frame.group_by(keys).agg(pl.col(_ROWS).sum()).sort(keys)
-    return KeyRows(keys=keys, values=frame.select(keys).rows(), rows=frame[_ROWS].to_list())
+    return frame.select(keys).rows(), frame[_ROWS].to_list()
 
 
 def without_refused(plan: InitPlan, spec: PipelineSpec, snapshot: Snapshot) -> InitPlan:

@@ -60,24 +60,17 @@ _CALLS_S = 0.0015  # CPU of a call for one column of a piece, about: so that a b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredAs:
-    """How a file stores a column, and who decodes it. decoder: `kernel`, or `pyarrow` and why; encodings, codecs: of
-    its first row group's Parquet columns."""
-
-    encodings: tuple[str, ...] = ()
-    codecs: tuple[str, ...] = ()
-    decoder: str = "kernel"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnCost:
-    """A column, or a part of one: CPU seconds and compressed bytes per million rows. is_measured: alone; else it has
-    its part of what is left, by bytes."""
+    """A column, or a part of one: CPU seconds and compressed bytes per million rows. encodings, codecs: of its Parquet
+    columns in the first row group; decoder: `kernel`, or `pyarrow` and why. is_measured: alone; else it has its part of
+    what is left, by bytes."""
 
     name: str
     cpu_s: CpuEstimate
-    nbytes: int
-    stored: StoredAs
+    bytes: int
+    encodings: tuple[str, ...] = ()
+    codecs: tuple[str, ...] = ()
+    decoder: str = "kernel"
     is_measured: bool = True
 
 
@@ -136,9 +129,9 @@ def measure_decoding(
             ColumnCost(
                 name=name,
                 cpu_s=costs[name],
-                nbytes=sizes.get(name, 0),
-                stored=stored.get(name, StoredAs()),
+                bytes=sizes.get(name, 0),
                 is_measured=name not in rest or len(rest) == 1,
+                **stored.get(name, {}),
             )
             for name in compiled.read.columns
         ),
@@ -169,8 +162,8 @@ def _free_name(schema: pa.Schema) -> str:
     return name
 
 
-def stored_as(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> dict[str, StoredAs]:
-    """How the file of a fragment stores these columns; those that it has not are left out."""
+def stored_as(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """How the file of a fragment stores these columns, as `ColumnCost` has it; those that it has not are left out."""
     left = arrow_columns(fragment, columns, schema)
     found = {}
     with fragment.open() as file:
@@ -183,11 +176,11 @@ def stored_as(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> 
             chunks = [group.column(leaf) for leaf in file.stored[column]]
             encodings = [value_encoding(chunk.encodings, *chunk.encodings[:1]) for chunk in chunks]
             reason = left.get(column)
-            found[name] = StoredAs(
-                encodings=tuple(dict.fromkeys(encodings)),
-                codecs=tuple(dict.fromkeys(str(chunk.compression).lower() for chunk in chunks)),
-                decoder="kernel" if reason is None else f"pyarrow: {reason}",
-            )
+            found[name] = {
+                "encodings": tuple(dict.fromkeys(encodings)),
+                "codecs": tuple(dict.fromkeys(str(chunk.compression).lower() for chunk in chunks)),
+                "decoder": "kernel" if reason is None else f"pyarrow: {reason}",
+            }
     return found
 
 
@@ -234,7 +227,6 @@ def lock_share(alone: RunFacts, together: RunFacts, threads: int) -> float:
 
 
 def _computed(run: Callable[[], Sequence[BlockResult]], threads: int) -> RunFacts:
-    """Sums over the blocks that so many threads compute at the same time."""
     begins = threading.Barrier(threads)
 
     def compute() -> RunFacts:
@@ -328,7 +320,7 @@ class CostAccount:
             "pass_s": asdict(self.passes.whole),
             "shared_s": self.shared_s,
             "difference_s": self.difference_s,
-            "columns": [_column_facts(column) for column in self.decoding.columns],
+            "columns": [asdict(column) for column in self.decoding.columns],
             "features": [
                 {
                     **asdict(feature),
@@ -341,16 +333,6 @@ class CostAccount:
                 for feature, cost in zip(self.features, self.passes.features, strict=True)
             ],
         }
-
-
-def _column_facts(column: ColumnCost) -> dict[str, Any]:
-    return {
-        "name": column.name,
-        "cpu_s": asdict(column.cpu_s),
-        "bytes": column.nbytes,
-        **asdict(column.stored),
-        "is_measured": column.is_measured,
-    }
 
 
 def measure_costs(
@@ -405,7 +387,6 @@ def _divided(block_s: float, rounds: Sequence[StageSeconds]) -> dict[str, float]
 
 
 def _problems(quality: Quality, schema: BatchSchema) -> dict[str, float]:
-    """By feature, how many values are null, unknown or not finite."""
     names = ("nulls", "oov", "nonfinite")
     return {name: sum(each.get(one, 0) for one in names) for name, each in measures(quality, schema).items()}
 
@@ -432,7 +413,7 @@ def divide_costs(
                 decode_s=sum((column.cpu_s.scaled(1 / readers[column.name]) for column in own), NO_CPU),
                 ops_s=costs[feature.name].ops_s,
                 encode_s=costs[feature.name].encode_s,
-                nbytes=sum(column.nbytes / readers[column.name] for column in own),
+                nbytes=sum(column.bytes / readers[column.name] for column in own),
                 problems=(problems or {}).get(feature.name, 0.0) / total if total else 0.0,
             )
         )

@@ -203,7 +203,6 @@ class _SampleWriter:
                 writer.write_table(table.cast(schema), row_group_size=max(table.num_rows, 1))
 
     def _encodings_of(self, fragment: Fragment, table: pa.Table, schema: pa.Schema) -> list[Encoding]:
-        """The encodings of all leaves."""
         encodings: list[Encoding] = []
         for field in schema:
             if field.name not in self._better:
@@ -316,7 +315,6 @@ def _measure(sample: BlockSample, trials: Sequence[Trial], budget: CpuBudget, ro
 
 
 def _parts_of(gain_s: float, stages: StageSeconds) -> dict[str, float]:
-    """A gain by the stages that gain."""
     gains = np.maximum(stages, 0.0)
     shares = gains / gains.sum() if gains.sum() > 0 else np.full(len(STAGES), 1 / len(STAGES))
     return dict(zip(STAGES, (gain_s * shares).tolist(), strict=True))

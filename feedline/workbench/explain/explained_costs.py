@@ -224,7 +224,6 @@ def stage_parts(costs: Mapping[str, Any], changes: Sequence[DataChange] = ()) ->
 
 
 def _quoted(facts: Mapping[str, Any]) -> str:
-    """The name of a column or feature, which may be a word or have spaces."""
     return f"`{facts['name']}`"
 
 

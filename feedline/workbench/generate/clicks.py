@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.errors import SpecError
+from feedline.warehouse.snapshot.column_facts import contiguous
 
 # --------------------------------------------------------------------------------------------------------------------
 # The random values of a generated table: pure functions of 64-bit words drawn from Philox. A stream of words is
@@ -189,14 +190,11 @@ class ClickRecipe:
 
     def __post_init__(self) -> None:
         """Raise SpecError for values out of range."""
-        for name, (low, high) in _INTEGER_RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise SpecError(f"{name} is out of range: got {value!r}, expected an integer from {low} to {high}.")
-        for name, (low, high) in _FLOAT_RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise SpecError(f"{name} is out of range: got {value!r}, expected a number from {low} to {high}.")
+        for name, (low, high) in (_INTEGER_RANGES | _FLOAT_RANGES).items():
+            value, is_integer = getattr(self, name), name in _INTEGER_RANGES
+            kinds, words = (int, "an integer") if is_integer else ((int, float), "a number")
+            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+                raise SpecError(f"{name} is out of range: got {value!r}, expected {words} from {low} to {high}.")
         if not isinstance(self.joint_changes, bool):
             raise SpecError(f"joint_changes is no boolean: got {self.joint_changes!r}, expected true or false.")
         if self.history_min > self.history_max:
@@ -389,13 +387,13 @@ def click_logit(table: pa.Table) -> Float64s:
     weights = (1.0, -0.8, 0.8, -0.6)
     logit = np.full(table.num_rows, -1.0)
     for weight, name in zip(weights, _ends(table, "dense_"), strict=False):
-        column = _column_array(table, name)
+        column = contiguous(table[name])
         values = np.log1p(np.fmax(column.to_numpy(zero_copy_only=False).astype(np.float64), 0.0)) - 0.7
         logit += weight * np.where(column.is_valid().to_numpy(zero_copy_only=False), values, 0.0)
     for weight, name in zip(weights, _ends(table, "id_"), strict=False):
-        logit += weight * effect(_column_array(table, name).to_numpy())
+        logit += weight * effect(contiguous(table[name]).to_numpy())
     if "hist_0" in table.column_names:
-        lists = _column_array(table, "hist_0")
+        lists = contiguous(table["hist_0"])
         offsets, values = lists.offsets.to_numpy(), lists.values.to_numpy()
         filled = np.diff(offsets) > 0
         logit[filled] += 1.5 * effect(values[offsets[:-1][filled]])
@@ -407,11 +405,6 @@ def _is_codec(name: object) -> bool:
         return isinstance(name, str) and (name == "none" or pa.Codec.is_available(name))
     except ValueError:
         return False
-
-
-def _column_array(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _ends(table: pa.Table, prefix: str) -> list[str]:

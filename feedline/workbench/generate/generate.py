@@ -84,8 +84,6 @@ def generate_clicks(
 
 
 class _FilesWritten(Callback):
-    """Reports the progress of tasks in threads of this process."""
-
     def __init__(self, files: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Dask is untyped
         self._files, self._done = files, 0

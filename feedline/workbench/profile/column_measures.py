@@ -78,18 +78,13 @@ def frequent_values(counts: pl.DataFrame, *, shown: bool, most: int = _FREQUENT)
     is_frequent = pl.Series(sizes >= np.partition(sizes, rank)[rank])  # a filter of series: frames take longer
     top = pl.DataFrame([each.filter(is_frequent) for each in counts]).sort("count", "value", descending=[True, False])
     top = top.head(most)
-    names: list[str] | list[None] = _texts(top["value"]) if shown else [None] * top.height
-    return tuple(
-        FrequentValue(share=count / total, value=name)
-        for name, count in zip(names, top["count"].to_list(), strict=True)
-    )
-
-
-def _texts(values: pl.Series) -> list[str]:
-    """Values as strings."""
-    if values.dtype == pl.Binary:
-        return [value.decode(errors="replace") for value in values.to_list()]
-    return [str(value) for value in python_values(values)]
+    names: list[str] | list[None] = [None] * top.height
+    if shown and top["value"].dtype == pl.Binary:
+        names = [value.decode(errors="replace") for value in top["value"].to_list()]
+    elif shown:
+        names = [str(value) for value in python_values(top["value"])]
+    pairs = zip(names, top["count"].to_list(), strict=True)
+    return tuple(FrequentValue(share=count / total, value=name) for name, count in pairs)
 
 
 def _estimate(values: pl.Series, runs: Runs, sample: int, growth: float) -> tuple[int, float]:
@@ -127,12 +122,13 @@ def number_facts(series: pl.Series) -> NumberFacts | None:
     if series.dtype == pl.Boolean:
         series = series.cast(pl.Int8)
     numbers = finite_numbers(series)
-    values, count = numbers.values, len(numbers.values) + numbers.nonfinite
+    values, count, nans = numbers.values, len(numbers.values) + numbers.nonfinite, 0
     if not count:
         return None
-    nans = int(series.is_nan().sum()) if series.dtype.is_float() and numbers.nonfinite else 0
-    if series.dtype.is_nested() and numbers.nonfinite:
-        nans = int(series.explode(empty_as_null=False, keep_nulls=False).is_nan().sum())
+    if numbers.nonfinite:
+        is_nested = series.dtype.is_nested()
+        single = series.explode(empty_as_null=False, keep_nulls=False) if is_nested else series
+        nans = int(single.is_nan().sum())
     mean, std, skewness = moments(values)
     return NumberFacts(
         min=_number(values.min()) if len(values) else None,
@@ -157,16 +153,14 @@ def moments(values: Values) -> tuple[float | None, float | None, float | None]:
         wide = values.astype(np.float64)
         mean = float(wide.mean())
         off = wide - mean
-        squares = off * off
-        std = float(np.sqrt(np.mean(squares)))
+        std = float(np.sqrt(np.mean(off * off)))
         if not math.isfinite(mean) or not math.isfinite(std):
             return (mean if math.isfinite(mean) else None), None, None
         # a constant's deviations are rounding errors of its mean
         if std <= 1e-12 * abs(mean):
             return mean, 0.0 if values.min() == values.max() else std, 0.0
         off /= std
-        squares /= std * std
-        skewness = float(np.mean(off * squares))  # `** 3` takes ten times as long
+        skewness = float(np.mean(off * (off * off)))  # `** 3` takes ten times as long
     return mean, std, skewness if math.isfinite(skewness) else None
 
 
@@ -264,7 +258,7 @@ def measure_column(column: SampledColumn) -> ColumnProfile:
         type=str(field.type),
         role=role,
         reason=reason,
-        element=str(field.type.value_type) if _is_listed(field.type) else None,
+        element=str(field.type.value_type) if is_list(field.type) or pat.is_fixed_size_list(field.type) else None,
         nullable=field.nullable,
         rows=column.rows,
         null_rate=values.null_count / column.rows if column.rows else None,
@@ -277,10 +271,6 @@ def measure_column(column: SampledColumn) -> ColumnProfile:
     if role in ("numeric", "category", "string", "time"):
         return _with_values(profile, column)
     return profile
-
-
-def _is_listed(kind: pa.DataType) -> bool:
-    return bool(is_list(kind) or pat.is_fixed_size_list(kind))
 
 
 def frame_column(values: pa.ChunkedArray) -> pl.Series:
@@ -371,10 +361,8 @@ def _with_lists(profile: ColumnProfile, column: SampledColumn) -> ColumnProfile:
     )
 
 
-def length_percentiles(lengths: npt.NDArray[np.int64]) -> ListLengths | None:
-    """Percentiles of lengths; None without any."""
-    if not len(lengths):
-        return None
+def length_percentiles(lengths: npt.NDArray[np.int64]) -> ListLengths:
+    """Percentiles of lengths, of which there are some."""
     p50, p95, p99 = (int(number) for number in quantiles_of(lengths, (0.5, 0.95, 0.99)))
     low, high = int(lengths.min()), int(lengths.max())
     return ListLengths(
@@ -383,8 +371,8 @@ def length_percentiles(lengths: npt.NDArray[np.int64]) -> ListLengths | None:
         p95=p95,
         p99=p99,
         max=high,
-        empty_rate=int(np.count_nonzero(lengths == 0)) / len(lengths),
-        fixed=low if low == high and high > 0 and len(lengths) >= _VECTOR_ROWS else None,
+        empty_rate=np.count_nonzero(lengths == 0) / len(lengths),
+        fixed=low if low == high > 0 and len(lengths) >= _VECTOR_ROWS else None,
     )
 
 

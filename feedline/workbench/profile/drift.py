@@ -197,7 +197,6 @@ def compare_tables(
 
 
 def _group(column: ColumnProfile) -> str:
-    """What columns have to have in common to be compared."""
     return "number" if column.role in ("numeric", "category") else column.role
 
 
@@ -238,7 +237,6 @@ def _drift_of_values(
 def _compare_values(
     drift: ColumnDrift, one: ColumnProfile, two: ColumnProfile, base: pl.Series, other: pl.Series
 ) -> tuple[ColumnDrift, BinnedCounts]:
-    """The drift of single values, and their bins."""
     nulls = base.null_count(), other.null_count()
     if base.dtype.is_numeric() and other.dtype.is_numeric():
         numbers = finite_numbers(base).values, finite_numbers(other).values

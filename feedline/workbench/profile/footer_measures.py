@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,20 +18,11 @@ import pyarrow.compute as pc
 from feedline.warehouse.reading.fragment import UNCOUNTED, fragment_at
 from feedline.warehouse.selection.column_bounds import end_value, value_ranges
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.workbench.profile.table_facts import ColumnProfile, NumberFacts, PartitionKey
+from feedline.workbench.profile.table_facts import ColumnProfile, PartitionKey
 
 _CHUNKS = 4096  # of columns in row groups whose encodings are looked up
 _MOST_FILES = 4
 _LEVELS = {"RLE", "BIT_PACKED"}  # how levels are encoded, beside the values of nearly every column
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredColumn:
-    """How a column is stored: compressed bytes per row of the table, encodings and codecs of sampled row groups."""
-
-    bytes_per_row: float | None = None
-    encodings: tuple[str, ...] = ()
-    codecs: tuple[str, ...] = ()
 
 
 def partition_keys(snapshot: Snapshot) -> tuple[PartitionKey, ...]:
@@ -53,8 +44,11 @@ def row_group_sizes(snapshot: Snapshot) -> tuple[int, int, int]:
     return int(rows[0]), int(rows[(len(rows) - 1) // 2]), int(rows[-1])
 
 
-def stored_columns_of(snapshot: Snapshot, columns: Sequence[str], row_groups: Sequence[int]) -> dict[str, StoredColumn]:
-    """How columns are stored. row_groups: those whose encodings are looked up, a few of them."""
+def stored_columns_of(
+    snapshot: Snapshot, columns: Sequence[str], row_groups: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    """How columns are stored: `bytes_per_row`, compressed, of the table; `encodings` and `codecs` of a few of these row
+    groups."""
     rows = max(snapshot.rows, 1)
     names = [name for name in columns if name not in snapshot.partition_columns]
     sizes = {name: float(part.sum()) / rows for name, part in snapshot.column_parts(names, "bytes")}
@@ -73,11 +67,11 @@ def stored_columns_of(snapshot: Snapshot, columns: Sequence[str], row_groups: Se
                     encodings[name].update(chunk.encodings)
                     codecs[name].add(chunk.compression)
     return {
-        name: StoredColumn(
-            bytes_per_row=sizes[name],
-            encodings=tuple(sorted(encodings[name] - _LEVELS)) or tuple(sorted(encodings[name])),
-            codecs=tuple(sorted(codecs[name])),
-        )
+        name: {
+            "bytes_per_row": sizes[name],
+            "encodings": tuple(sorted(encodings[name] - _LEVELS)) or tuple(sorted(encodings[name])),
+            "codecs": tuple(sorted(codecs[name])),
+        }
         for name in names
     }
 
@@ -113,11 +107,10 @@ class FooterRanges:
 
 def _with_keys(column: ColumnProfile, values: pa.Array) -> ColumnProfile:
     """The facts of a key with all its values (per file), but for the shares of rows."""
-    some = values.drop_null()
-    if not len(some) or column.vocabulary is None:
+    values = values.drop_null()
+    if not len(values) or column.vocabulary is None:
         return column
-    ends = pc.min_max(some)
-    count = int(pc.count_distinct(some).as_py())
+    ends, count = pc.min_max(values), int(pc.count_distinct(values).as_py())
     column = replace(column, vocabulary=replace(column.vocabulary, table=count, error=0.0), constant=count == 1)
     return _with_range(column, end_value(ends["min"]), end_value(ends["max"]))
 
@@ -129,8 +122,6 @@ def _with_range(column: ColumnProfile, low: Any, high: Any) -> ColumnProfile:
         return column
     if not all(map(math.isfinite, (low, high))):
         return replace(column, constant=column.constant and low == high)  # the finite ends are in no footer
-    is_integer = isinstance(low, int)
-    ends = (int(low), int(high)) if is_integer else (float(low), float(high))
-    numbers: NumberFacts = replace(column.numbers, min=ends[0] + 0, max=ends[1] + 0)
-    constant = column.constant and low == high
-    return replace(column, numbers=numbers, range_exact=True, constant=constant)
+    number = int if isinstance(low, int) else float
+    numbers = replace(column.numbers, min=number(low) + 0, max=number(high) + 0)  # of -0.0 and 0.0, always 0.0
+    return replace(column, numbers=numbers, range_exact=True, constant=column.constant and low == high)

@@ -103,7 +103,6 @@ def _end(drift: TableDrift, limit: float, console: Console) -> None:
 
 
 def _options(table: str, source: str | None) -> tuple[_Names, ProfileOptions]:
-    """The files of a table, or of a pipeline's, and how to read them."""
     if not names_pipeline(table):
         if source is not None:
             raise SpecError("--source names one of a pipeline's tables: got a table. Name a pipeline.yaml")
@@ -136,7 +135,6 @@ def _fit_and_run(
 def _other(
     table: str, options: ProfileOptions, other_where: str | None
 ) -> tuple[_Names, ProfileOptions, ProfileOptions]:
-    """The files of another table, and how to read both."""
     names, other = _options(table, None)
     chosen = {name: getattr(options, name) for name in ("columns", "values", "sample_rows", "label", "time")}
     where = other.where if other_where is None else other_where

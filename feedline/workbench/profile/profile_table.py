@@ -33,7 +33,6 @@ from feedline.workbench.profile.column_measures import (
 from feedline.workbench.profile.disguises import LabelValues
 from feedline.workbench.profile.footer_measures import (
     FooterRanges,
-    StoredColumn,
     partition_keys,
     row_group_sizes,
     stored_columns_of,
@@ -230,7 +229,6 @@ def _is_binary(column: ColumnProfile) -> bool:
 
 
 def _label_score(column: ColumnProfile, *, last: bool) -> tuple[float, list[str]]:
-    """How much a column looks like a label (0 if it cannot be one), and the reasons that add up to it."""
     is_said = column.partition or column.constant or column.id_like or column.is_index
     if column.role not in ("numeric", "category") or is_said or column.numbers is None or column.null_rate is None:
         return 0.0, []
@@ -320,7 +318,7 @@ def table_facts_of(taken: TableSample, options: ProfileOptions) -> TableFacts:
     columns = _measure_columns(taken, options, selected_rows)
     ranges = FooterRanges(snapshot, np.flatnonzero(may_keep) if is_whole.all() else None)
     stored = stored_columns_of(snapshot, snapshot.schema.names, sample.row_groups)
-    columns = [ranges.apply(_with_storage(column, stored)) for column in columns]
+    columns = [ranges.apply(replace(column, **stored.get(column.name, {}))) for column in columns]
     labels, times = find_labels(columns)[:_LISTED], find_times(columns)[:_LISTED]
     label = options.label or (labels[0].column if labels and labels[0].score >= _CERTAIN else None)
     time = options.time or (times[0].column if times and times[0].score >= _CERTAIN else None)
@@ -361,7 +359,6 @@ def table_facts_of(taken: TableSample, options: ProfileOptions) -> TableFacts:
 
 
 def _measure_columns(taken: TableSample, options: ProfileOptions, selected_rows: int) -> list[ColumnProfile]:
-    """Every column of the table in its order; those without sampled rows by their type alone."""
     snapshot, sample = taken.snapshot, taken.sample
     borders = sample.borders
     sampled = set(sample.rows.column_names)
@@ -390,19 +387,11 @@ def _measure_columns(taken: TableSample, options: ProfileOptions, selected_rows:
 
 
 def _reported(phase: str, results: Iterable[_Result], total: int) -> list[_Result]:
-    """Results as they come, of so many, each reported."""
     found: list[_Result] = []
     for result in results:
         found.append(result)
         report_phase(phase, len(found), total)
     return found
-
-
-def _with_storage(column: ColumnProfile, stored: dict[str, StoredColumn]) -> ColumnProfile:
-    how = stored.get(column.name)
-    if how is None:
-        return column
-    return replace(column, bytes_per_row=how.bytes_per_row, encodings=how.encodings, codecs=how.codecs)
 
 
 def _with_classes(label: ColumnProfile, rows: pa.Table, options: ProfileOptions) -> ColumnProfile:
@@ -417,7 +406,6 @@ def _with_classes(label: ColumnProfile, rows: pa.Table, options: ProfileOptions)
 def _compare(
     columns: list[ColumnProfile], taken: TableSample, label: str | None, time: str | None
 ) -> list[ColumnProfile]:
-    """The columns with their correlation with the label, and their order in time."""
     rows = taken.sample.rows
     read = set(rows.column_names)
     by_name = {column.name: column for column in columns}
@@ -486,7 +474,6 @@ def _is_compared(label: ColumnProfile) -> bool:
 
 
 def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str | None) -> list[str]:
-    """Sentences on what deserves a look."""
     found = []
     if not taken.snapshot.rows:
         found.append("the table has no rows: its columns are described by their types alone")

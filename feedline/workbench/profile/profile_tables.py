@@ -159,7 +159,8 @@ def _bars(counts: Sequence[float]) -> str:
 
 def notes_of(column: ColumnProfile) -> list[str]:
     """What is special about a column."""
-    numbers, lengths, repeated = column.numbers, column.lengths, column.repeated or 0.0
+    numbers, repeated = column.numbers, column.repeated or 0.0
+    empty = 0.0 if column.lengths is None else column.lengths.empty_rate
     bad = 0.0 if numbers is None else numbers.nan_rate + numbers.inf_rate
     zeros = numbers.zero_rate if numbers is not None and column.role == "numeric" else 0.0
     is_varied = not (column.constant or column.all_null or column.partition)
@@ -170,7 +171,7 @@ def notes_of(column: ColumnProfile) -> list[str]:
         (column.all_null, "all null"),
         (column.constant and not column.all_null, "constant"),
         (column.id_like, "a value per row"),
-        (lengths is not None and lengths.empty_rate > 0, f"{share_of(lengths and lengths.empty_rate)} empty"),
+        (empty > 0, f"{share_of(empty)} empty"),
         (bad > 0, f"{share_of(bad)} not finite"),
         (zeros >= 0.5, f"{share_of(zeros)} zeros"),
         (repeated >= 0.5 and is_varied, f"{repeated:.0%} repeat"),

@@ -270,7 +270,6 @@ def _decoded(
 
 
 def _try_columns(request: SampleRequest, selection: Selection) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The columns of which a few rows of the first row group decode, and why others do not."""
     snapshot = request.snapshot
     row_group = int(np.flatnonzero((selection.rows != 0) & (snapshot.rows_per_row_group > 0))[0])
     good: list[str] = []

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,12 +85,10 @@ class TableSample:
         """The sample of the rows that an expression keeps."""
         if where is None:
             return self
-        kept = self.keeps(where)
-        sample = self.sample
-        rows = replace(
-            sample, rows=sample.rows.filter(pa.array(kept)), piece=sample.piece[kept], row_group=sample.row_group[kept]
-        )
-        return replace(self, sample=rows, where=bind_where(where, self.snapshot.schema))
+        stays, sample = self.keeps(where), self.sample
+        rows = sample.rows.filter(pa.array(stays))
+        sample = replace(sample, rows=rows, piece=sample.piece[stays], row_group=sample.row_group[stays])
+        return replace(self, sample=sample, where=bind_where(where, self.snapshot.schema))
 
     def keeps(self, where: str) -> npt.NDArray[np.bool_]:
         """bool [rows]: which sampled rows an expression keeps."""
@@ -197,20 +196,17 @@ def _some_files(snapshot: Snapshot, files: npt.NDArray[np.int64]) -> str:
 
 def _index_columns(snapshot: Snapshot) -> frozenset[str]:
     """The columns that are an index of pandas, by their names and by what the first file says."""
-    found = {name for name in snapshot.schema.names if _INDEX_NAME.fullmatch(name)}
-    if not len(snapshot.row_groups):
-        return frozenset(found)
-    try:
-        with fragment_at(snapshot, 0, np.array([0]), np.array([UNCOUNTED])).open() as file:
-            described = json.loads((file.metadata.metadata or {}).get(b"pandas", b"{}"))
-    except (TableError, ValueError):
-        return frozenset(found)
-    named = described.get("index_columns", ()) if isinstance(described, dict) else ()
-    return frozenset(found.union(name for name in named if isinstance(name, str)))
+    names = {name for name in snapshot.schema.names if _INDEX_NAME.fullmatch(name)}
+    if len(snapshot.row_groups):
+        with suppress(TableError, ValueError):
+            with fragment_at(snapshot, 0, np.array([0]), np.array([UNCOUNTED])).open() as file:
+                described = json.loads((file.metadata.metadata or {}).get(b"pandas", b"{}"))
+            if isinstance(described, dict):
+                names.update(name for name in described.get("index_columns", ()) if isinstance(name, str))
+    return frozenset(names)
 
 
 def _columns_to_read(snapshot: Snapshot, options: ProfileOptions) -> tuple[str, ...]:
-    """The chosen columns in the table's order. Raises SpecError for one that the table lacks."""
     names = snapshot.schema.names
     chosen = [name for name in (options.label, options.time, options.session) if name is not None]
     for name in (*chosen, *(options.columns or ())):

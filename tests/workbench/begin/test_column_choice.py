@@ -27,7 +27,7 @@ from feedline.workbench.profile.table_facts import ColumnProfile, LabelCandidate
 def chosen(*columns: ColumnProfile, **others: object) -> tuple[list[PlannedFeature], list[LeftOut]]:
     facts = table(binary(), *columns, **{key: value for key, value in others.items() if key == "labels"})
     roles = {"label": "clicked", "time": None, "split_by": ()}
-    return choose_columns(facts, **{**roles, **{key: value for key, value in others.items() if key in roles}})  # type: ignore[arg-type]
+    return choose_columns(facts, **{**roles, **{key: value for key, value in others.items() if key in roles}})
 
 
 UNKNOWN_AND_USELESS = (
@@ -251,7 +251,7 @@ def test_without_nulls_there_is_no_bucket_for_them():
     ],
 )
 def test_names_of_rows_and_texts_are_left_out_with_the_line_that_reads_them(facts: dict[str, object], reason: str):
-    left = choose_ids(column(**{"name": "s", "role": "string", "kind": "string", **facts}))  # type: ignore[arg-type]
+    left = choose_ids(column(**{"name": "s", "role": "string", "kind": "string", **facts}))
     assert isinstance(left, LeftOut)
     assert reason in left.reason
     assert left.enable is not None

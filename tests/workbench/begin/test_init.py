@@ -275,7 +275,7 @@ def asked(*answers: str, choices: Choices | None = None, facts: TableFacts = FAC
 
     found = ask_choices(facts, choices or Choices(), console, read)
     assert next(lines, None) is None
-    return found, console.file.getvalue()  # type: ignore[attr-defined]
+    return found, console.file.getvalue()
 
 
 def test_an_empty_line_takes_the_guess():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import begun_plans
+import profiles
 from profiles import binary, column, distinct, key, numbers, session_of, table
 
 from feedline.config import parse_spec
@@ -14,7 +14,7 @@ from feedline.workbench.profile.table_facts import ColumnProfile
 
 
 def planned(*columns: ColumnProfile, held_out: HeldOut | None = None, **facts: object) -> InitPlan:
-    return begun_plans.planned(table(binary(), *columns, **facts), path="../t", held_out=held_out)  # type: ignore[arg-type]
+    return profiles.planned(table(binary(), *columns, **facts), path="../t", held_out=held_out)
 
 
 def test_each_line_has_its_reason():
@@ -68,7 +68,6 @@ def test_measured_groups_keep_sessions_together():
     plan = planned(column("user"), column("s", "category", "int64"), sessions=(session_of("s"),))
     plan = replace(plan, dedup=DedupChoice(by="s", reason="because", groups=(("u", ("user",)),)))
     spec = parse_spec(pipeline_text(plan))
-    assert spec.shuffle is not None
     assert spec.shuffle.by == "s"
     assert [(each.name, each.columns) for each in spec.dedup] == [("u", ("user",))]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from begun_plans import planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from profiles import any_table, binary, column, distinct, key, session_of, table, time_of
+from profiles import any_table, binary, column, distinct, key, planned, session_of, table, time_of
 
 from feedline.config import parse_spec
 from feedline.config.yaml_document import read_document

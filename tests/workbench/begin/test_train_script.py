@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from begun_plans import planned
 from hypothesis import given, settings
-from profiles import NAMES, binary, column, key, numbers, table
+from profiles import NAMES, binary, column, key, numbers, planned, table
 
 from feedline.workbench.begin.init import train_script
 from feedline.workbench.begin.init_plan import HeldOut

@@ -21,7 +21,6 @@ from feedline.workbench.begin.init_plan import Choices, InitPlan
 from feedline.workbench.begin.plan_pipeline import guess_choices
 from feedline.workbench.begin.trial import (
     MOST,
-    KeyRows,
     TrialFolder,
     by_hash,
     by_keys,
@@ -44,7 +43,7 @@ def tried(table: str, folder: Path, **choices: str) -> InitPlan:
     sample = sample_table(table, ProfileOptions(values=True))
     facts = table_facts_of(sample, ProfileOptions(values=True))
     place = TrialFolder(folder=str(folder), work_dir=str(folder / "w"))
-    return try_plan(sample, facts, guess_choices(facts, Choices(**choices)), table=table, folder=place)  # type: ignore[arg-type]
+    return try_plan(sample, facts, guess_choices(facts, Choices(**choices)), table=table, folder=place)
 
 
 def written(folder: Path, **columns: object) -> str:
@@ -135,7 +134,6 @@ def test_features_that_do_not_compile_are_left_out_with_the_error(tmp_path: Path
 
 def test_groups_that_repeat_are_measured(tmp_path: Path, clicks: Path):
     plan = tried(str(clicks), tmp_path)
-    assert plan.dedup is not None
     assert plan.dedup.by == plan.session == "session_id"
     assert any("hist_0" in columns for _, columns in plan.dedup.groups)
     assert "Measured: " in plan.dedup.reason
@@ -207,18 +205,16 @@ def test_the_border_is_the_one_nearest_to_the_share(rows: list[int], share: floa
 
 def test_a_thin_tail_of_days_is_not_all_that_is_held_out():
     days = [(date(2024, 1, 1) + timedelta(days=day),) for day in range(36)]
-    found = by_keys(KeyRows(keys=("ds",), values=days, rows=[2_000] * 16 + [2] * 20), 0.1)
-    assert found is not None
+    found = by_keys(("ds",), days, [2_000] * 16 + [2] * 20, 0.1)
     assert (found.train, found.held_out) == ('ds < "2024-01-15"', 'ds >= "2024-01-15"')
 
 
 def test_two_keys_are_one_time():
     months = [(year, month) for year in (2024, 2025) for month in range(1, 13)]
-    found = by_keys(KeyRows(keys=("year", "month"), values=months, rows=[1_000] * 24), 0.1)
-    assert found is not None
+    found = by_keys(("year", "month"), months, [1_000] * 24, 0.1)
     assert found.train == "(year < 2025 or year == 2025 and month < 11)"
     assert found.held_out == "(year > 2025 or year == 2025 and month >= 11)"
-    assert by_keys(KeyRows(keys=("year",), values=[(2024,)], rows=[100]), 0.1) is None
+    assert by_keys(("year",), [(2024,)], [100], 0.1) is None
 
 
 def test_keys_are_joined_from_years_to_hours_and_the_chosen_one_comes_first():
@@ -244,7 +240,6 @@ def test_a_border_of_times_leaves_enough_on_both_sides(first: datetime, offsets:
     if found is None:
         assert len(set(offsets)) < 20
         return
-    assert found.held_out is not None
     border = datetime.fromisoformat(found.held_out.split('"')[1])
     assert (border.tzinfo is not None) == zoned
     late = int((times >= border.replace(tzinfo=None)).sum())
@@ -260,7 +255,6 @@ def test_borders_are_comparable_as_the_column_is_stored():
         ([datetime.fromisoformat(day).replace(tzinfo=UTC) for day in days], '"2024-01-19T00:00:00+00:00"'),
     ):
         found = by_time("t", pl.Series("t", values), 0.1, 20)
-        assert found is not None
         assert (found.train, found.held_out) == (f"t < {border}", f"t >= {border}")
 
 

@@ -30,7 +30,6 @@ from feedline.workbench.explain.cost_account import (
     ColumnCost,
     CostAccount,
     DecodeCosts,
-    StoredAs,
     _call_seconds,
     divide_costs,
     lock_share,
@@ -49,9 +48,7 @@ def cpu(seconds: float) -> CpuEstimate:
 
 
 def decoding(**columns: float) -> DecodeCosts:
-    found = [
-        ColumnCost(name=name, cpu_s=cpu(seconds), nbytes=100, stored=StoredAs()) for name, seconds in columns.items()
-    ]
+    found = [ColumnCost(name=name, cpu_s=cpu(seconds), bytes=100) for name, seconds in columns.items()]
     return DecodeCosts(columns=tuple(found), shared=cpu(0.5), whole=cpu(sum(columns.values()) + 0.75))
 
 
@@ -188,7 +185,7 @@ def test_lists_cost_most_and_sums_agree(tmp_path: Path):
         for footer in footers
         for group in range(footer.num_row_groups)
     )
-    assert by_name["hist"].nbytes == pytest.approx(stored / 65_536 * 1e6, rel=1e-6)
+    assert by_name["hist"].bytes == pytest.approx(stored / 65_536 * 1e6, rel=1e-6)
 
 
 def test_columns_beyond_the_budget_share_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -199,7 +196,7 @@ def test_columns_beyond_the_budget_share_what_is_left(tmp_path: Path, monkeypatc
     assert {column.name for column in costs.columns if column.is_measured} == {"hist"}
     rest = [column for column in costs.columns if not column.is_measured]
     assert len(rest) == 3
-    per_byte = [column.cpu_s.cpu_s / column.nbytes for column in rest]
+    per_byte = [column.cpu_s.cpu_s / column.bytes for column in rest]
     assert per_byte == pytest.approx([per_byte[0]] * 3)
 
 
@@ -220,10 +217,10 @@ def test_encodings_and_decoders_are_those_of_the_file(tmp_path: Path):
     plan = costly_plan(tmp_path)
     fragment = sample_blocks(plan.source, 1).requests[0].pieces[0].fragment
     found = stored_as(fragment, ["price", "hist"], plan.source.snapshot.schema)
-    assert found["price"].codecs == ("snappy",)
-    assert found["price"].encodings == ("DICTIONARY",)
+    assert found["price"]["codecs"] == ("snappy",)
+    assert found["price"]["encodings"] == ("DICTIONARY",)
     arrow = stored_as(replace(fragment, decoder="arrow"), ["price"], plan.source.snapshot.schema)
-    assert arrow["price"].decoder == "pyarrow: decoder: arrow"
+    assert arrow["price"]["decoder"] == "pyarrow: decoder: arrow"
 
 
 def test_calls_are_told_from_columns_by_columns_alone_and_together():

@@ -104,15 +104,15 @@ ACCOUNT = {
 }
 
 
-def rendered(shown: int) -> str:
+def rendered(account: dict[str, Any], *shown: int) -> str:
     console = Console(width=160)
     with console.capture() as captured:
-        console.print(costs_table(ACCOUNT, shown))
+        console.print(costs_table(account, *shown))
     return captured.get()
 
 
 def test_dear_features_come_first():
-    text = rendered(2)
+    text = rendered(ACCOUNT, 2)
     assert text.index("[red]dear") < text.index("middle")
     assert "cheap" not in text
     assert "1 more features cost less" in text
@@ -124,13 +124,11 @@ def test_dear_features_come_first():
 @pytest.mark.parametrize(("difference_s", "words"), [(-4.52, "53% less"), (-400.0, "99% less"), (3.0, "300% more")])
 def test_whole_blocks_are_compared_with_the_sum_of_the_parts(difference_s: float, words: str):
     """Blocks of deduplicated rows take much less than their columns and chains alone."""
-    console = Console(width=160)
-    with console.capture() as captured:
-        console.print(costs_table({**ACCOUNT, "difference_s": difference_s}))
-    assert f"whole blocks take {words} than their sum" in " ".join(captured.get().split())
+    text = " ".join(rendered({**ACCOUNT, "difference_s": difference_s}).split())
+    assert f"whole blocks take {words} than their sum" in text
 
 
 def test_all_features_need_no_hint():
-    text = rendered(3)
+    text = rendered(ACCOUNT, 3)
     assert "cheap" in text
     assert "more features" not in text

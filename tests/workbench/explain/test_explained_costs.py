@@ -123,7 +123,6 @@ def test_half_the_cpu_time_is_twice_the_rows():
     [advice] = advice_on_data([change()], FACTS, TWO)
     assert advice.kind == "feature"
     assert advice.rows_ratio == pytest.approx(2.0)
-    assert advice.rows_interval is not None
     assert advice.rows_interval.low == pytest.approx(2 / 1.2)
     assert advice.rows_interval.high == pytest.approx(2 / 0.8)
     assert advice.cpu_s_saved == pytest.approx(1.0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from explained_runs import spec_with
+from feeder_statuses import STATUS
 
 from feedline.errors import PlanError
 from feedline.loader.encoding.block_times import BlockTimes
@@ -28,24 +29,7 @@ def rank(number: int, rows: int, stalled_s: float, trainer: int = 77) -> RankSta
 
 
 def status(now_s: float, *ranks: RankStatus, job: str = "job", feeder: str = "f") -> FeederStatus:
-    return FeederStatus(
-        job=job,
-        feeder=feeder,
-        name="n",
-        pipeline="p.yaml",
-        host="h",
-        pid=1,
-        version="0",
-        started_s=0.0,
-        now_s=now_s,
-        epochs=1,
-        form="threads",
-        cores=2.0,
-        cpu_s=0.0,
-        workers=1,
-        threads=2,
-        ranks=ranks,
-    )
+    return replace(STATUS, job=job, feeder=feeder, started_s=0.0, now_s=now_s, cpu_s=0.0, ranks=ranks)
 
 
 class Clock:
