@@ -250,7 +250,6 @@ class StoredArtifactSet:
                 return f"got an artifact that was learnt from {name}: {got}, expected {expected}"
             if _chain_differs(fit, request):
                 got, expected = (", ".join(map(describe_chain, one.behind)) for one in (fit, request))
-                got = got or f"{', '.join(fit.features)} ({fit.chain})"
                 return f"got an artifact that was learnt from {got}, expected one learnt from {expected}"
             if (reason := self._refused(fit)) is not None:
                 return f"got an artifact {reason}"
@@ -384,10 +383,7 @@ _artifacts: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
 
 def _chain_differs(fit: Fit, request: FitRequest) -> bool:
     """Whether a fit shared by name lacks this feature, or was learnt behind other ops: the key does not cover that."""
-    if fit.behind or not request.shared:
-        return bool(fit.behind) and not set(request.behind) <= set(fit.behind)
-    feature = request.feature.partition(" (input ")[0]
-    return feature not in fit.features or (feature == fit.features[0] and fit.chain != request.chain)
+    return bool(fit.behind) and not set(request.behind) <= set(fit.behind)
 
 
 def _describe_call(op: str, version: int, parameters: str) -> str:

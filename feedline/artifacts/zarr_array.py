@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import pyarrow.fs as pafs
 import zarr
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.codecs import BytesCodec
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.metadata import ArrayV3Metadata
+from zarr.storage import MemoryStore
 
 from feedline.artifacts.array_rows import Block, StoredArray
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
@@ -170,11 +171,11 @@ def _digest(metadata: bytes, files: Mapping[str, Stamp]) -> str:
     return digest.hexdigest()
 
 
-class _ListedStore(Store):
-    """A read-only zarr store over the files of a listing."""
+class _ListedStore(MemoryStore):
+    """A read-only zarr store over the files of a listing: it has their names, and reads their content when asked."""
 
     def __init__(self, location: Location, files: Mapping[str, Stamp]) -> None:
-        super().__init__(read_only=True)
+        super().__init__(dict.fromkeys(files, default_buffer_prototype().buffer.create_zero_length()), read_only=True)
         self._location = location
         self._files = files
 
@@ -195,65 +196,18 @@ class _ListedStore(Store):
         with _explain_missing(name):
             return with_retries(read, filesystem, name)
 
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Read in a thread, so that zarr's requests overlap."""
+    def get_sync(
+        self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
         if key not in self._files:
             return None
-        return prototype.buffer.from_bytes(await asyncio.to_thread(self.content, key, byte_range))
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(self.content(key, byte_range))
 
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
-        """Read several parts."""
-        return [await self.get(key, prototype, part) for key, part in key_ranges]
-
-    async def exists(self, key: str) -> bool:
-        """Whether the listing has the file."""
-        return key in self._files
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    @property
-    def supports_writes(self) -> bool:
-        """Read-only."""
-        return False
-
-    @property
-    def supports_deletes(self) -> bool:
-        """Read-only."""
-        return False
-
-    @property
-    def supports_listing(self) -> bool:
-        """The files are listed already."""
-        return True
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Read-only."""
-        raise NotImplementedError
-
-    async def delete(self, key: str) -> None:
-        """Read-only."""
-        raise NotImplementedError
-
-    async def list(self) -> AsyncIterator[str]:
-        """All files."""
-        for name in self._files:
-            yield name
-
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Files whose names begin with a prefix."""
-        for name in self._files:
-            if name.startswith(prefix):
-                yield name
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Files and folders directly in a folder."""
-        start = f"{prefix.rstrip('/')}/" if prefix else ""
-        below = (name[len(start) :] for name in self._files if name.startswith(start))
-        for name in dict.fromkeys(name.partition("/")[0] for name in below):
-            yield name
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Read in a thread, so that zarr's requests overlap."""
+        return await asyncio.to_thread(self.get_sync, key, prototype=prototype, byte_range=byte_range)
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from feedline.expressions.operators import BOOL, Operand, result
 from feedline.expressions.parser import parse_tree
 from feedline.expressions.predicates import Comparison, IsNull, Not, Opaque, Predicate, conjunction, disjunction
 from feedline.expressions.reference import FUNCTIONS, METHODS, OPERATOR_METHODS, SIGNATURES
-from feedline.expressions.row_preservation import is_row_preserving, offending_node
 from feedline.expressions.signatures import Argument
 from feedline.expressions.types import (
     BOOLEAN,
@@ -272,8 +271,6 @@ __all__ = [
     "Expression",
     "bind_expression",
     "bind_where",
-    "is_row_preserving",
-    "offending_node",
     "parse",
 ]
 

@@ -18,11 +18,6 @@ _LOOKUPS = ("is_in", "replace", "replace_strict", "search_sorted")
 _LIST_EVALUATIONS = {"List", "ListAgg", "Array", "ArrayAgg"}  # over the elements of one row, unlike "Cumulative"
 
 
-def is_row_preserving(expr: pl.Expr) -> bool:
-    """Whether the expression gives one value per row, computed from that row alone."""
-    return offending_node(expr) is None
-
-
 def offending_node(expr: pl.Expr) -> str | None:
     """The first node (in Polars' notation) that mixes, drops or adds rows, or cannot be judged; None without one."""
     if expr.meta.has_multiple_outputs():

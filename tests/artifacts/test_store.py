@@ -352,15 +352,3 @@ def test_a_fit_shared_by_name_serves_a_subset_of_its_features(tmp_path: Path, cl
     assert next(Pipeline.from_yaml(path, one).batches()) is not None
     more = {"features__categorical__hist": {"column": "id_0", "ops": [SHARED]}}
     assert "expected one learnt from id_0" in refusal(path, **more)
-
-
-def test_shared_fits_of_earlier_versions_serve_the_features_they_name(tmp_path: Path, clicks: Path):
-    path = written(tmp_path, clicks, features=SHARING)
-    Pipeline.from_yaml(path).fit()
-    replaced(path, [replace(fit, behind=()) for fit in counting(path).fits.values()])
-    assert next(Pipeline.from_yaml(path).batches()) is not None
-    renamed = {"features__categorical__new": {"column": "id_0", "ops": [{"modulo": 7}, SHARED]}}
-    assert "new: occurrences: got an artifact that was learnt from one, other, again" in refusal(path, **renamed)
-    assert "one: occurrences: got an artifact" in refusal(
-        path, features__categorical__one={"column": "id_0", "ops": [SHARED]}
-    )

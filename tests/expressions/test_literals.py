@@ -113,16 +113,6 @@ def test_a_number_beyond_the_largest_float_is_still_finite(op: str, literal: flo
     assert kept(f"x {op} {literal!r}", pa.array([None], pa.float32())) == [None]
 
 
-def test_float32_means_its_own_tenth():
-    tenth = np.float32(0.1)
-    column = pa.array([tenth, np.nextafter(tenth, np.float32(1)), np.nextafter(tenth, np.float32(0))], pa.float32())
-    assert float(tenth) > 0.1  # so that a comparison in float64 would say something else
-    assert kept("x <= 0.1", column) == [True, False, True]
-    assert kept("x == 0.1", column) == [True, False, False]
-    bound = bind_where("x <= 0.1", pa.schema([("x", pa.float32())]))
-    assert bound.predicate == Comparison(column="x", op="<=", value=float(tenth))
-
-
 @given(st.integers(0, 4), OPS, st.integers(-(10**6), 10**6), st.integers(0, 5), st.lists(st.integers(-999, 999)))
 def test_a_decimal_column_compares_with_the_digits_as_written(
     scale: int, op: str, digits: int, at: int, units: list[int]

@@ -51,11 +51,6 @@ def test_a_long_line_is_shown_around_the_span():
     assert line.endswith("…")
 
 
-def test_spans_join_from_the_first_start_to_the_last_stop():
-    assert Span(2, 5).to(Span(7, 9)) == Span(2, 9)
-    assert Span(2, 9).to(Span(3, 4)) == Span(2, 9)
-
-
 @pytest.mark.parametrize("text", ["x + yy", "a\nbé + c", "a\r\n  bé\rc", "", "x\n"])
 def test_offsets_are_those_of_python_s_tokens(text: str):
     source = SourceText(text)

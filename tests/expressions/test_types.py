@@ -8,16 +8,11 @@ import pyarrow as pa
 import pytest
 
 from feedline.expressions.types import (
-    CAST_TYPES,
     INTEGER_RANGES,
     column_type,
     has_strings,
-    inner_type,
-    instance,
     kind,
     language_type,
-    nearest,
-    quote_name,
     type_name,
 )
 
@@ -70,25 +65,6 @@ def test_fixed_size_lists_are_described_with_their_size_and_become_lists():
     assert language_type(dtype) == pl.List(pl.Int8)
 
 
-def test_categories_become_strings_and_other_types_stay():
-    assert language_type(pl.Categorical()) == language_type(pl.Enum(["a"])) == pl.String()
-    assert language_type(pl.Int8()) == pl.Int8()
-
-
-def test_nested_types_become_instances():
-    assert inner_type(pl.List(pl.Int8)) == pl.Int8()
-    assert isinstance(instance(pl.Int8), pl.Int8)
-    given = pl.Datetime("ms")
-    assert instance(given) is given
-
-
-def test_types_of_casts_bear_the_names_of_polars():
-    assert {name: dtype.__class__.__name__.lower() for name, dtype in CAST_TYPES.items() if name != "bool"} == {
-        name: name for name in CAST_TYPES if name != "bool"
-    }
-    assert CAST_TYPES["bool"] == pl.Boolean()
-
-
 def test_strings_and_bytes_alone_and_in_lists_are_found():
     for arrow in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
         assert has_strings(arrow)
@@ -96,14 +72,3 @@ def test_strings_and_bytes_alone_and_in_lists_are_found():
         assert has_strings(pa.large_list(arrow))
     for arrow in (pa.int8(), pa.list_(pa.int8()), pa.bool_()):
         assert not has_strings(arrow)
-
-
-def test_names_in_messages_are_shortened():
-    assert quote_name("n" * 60) == f"`{'n' * 60}`"
-    assert quote_name("n" * 61) == f"`{'n' * 57}...`"
-
-
-def test_the_nearest_name_is_proposed_only_where_one_is_near():
-    assert nearest("pricee", ["dwell", "price"]) == ". Did you mean `price`?"
-    assert nearest("zzz", ["dwell", "price"]) == ""
-    assert nearest("x", []) == ""
