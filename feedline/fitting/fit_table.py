@@ -36,6 +36,19 @@ from feedline.warehouse.storage.locations import redact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FitPass:
+    """One pass over all tables of a fit. ready: the fits that it makes. readings: the external artifacts. earlier:
+    folder and manifest of the fits of passes before, which this one needs. tables: see `FitJob`."""
+
+    ready: Sequence[FitRequest]
+    scratch: Scratch
+    environment: Environment
+    readings: tuple[tuple[str, str], ...]
+    earlier: tuple[str, str] | None
+    tables: tuple[TableConditions, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitTable:
     """A table, and the rows of it to learn from. where_path: of `where` in pipeline.yaml."""
 
@@ -129,35 +142,21 @@ class FitTable:
             self.where_path, f"the filter keeps no row: got 0 of {rows:,} rows to fit on for {self.where.text!r}"
         )
 
-    def job(
-        self,
-        ready: Sequence[FitRequest],
-        scratch: Scratch,
-        environment: Environment,
-        *,
-        readings: tuple[tuple[str, str], ...],
-        earlier: tuple[str, str] | None,
-        tables: tuple[TableConditions, ...],
-        alike: tuple[frozenset[int], ...],
-    ) -> FitJob:
-        """The job of a pass. readings: the external artifacts. earlier: folder and manifest of the fits of passes
-        before, which this one needs. tables, alike: see `FitJob`."""
+    def job(self, fit_pass: FitPass, alike: tuple[frozenset[int], ...]) -> FitJob:
+        """The job of a pass. alike: see `FitJob`."""
         rows = replace(rows_of(self.spec.source, self.snapshot), where=self.where_text)
-        ref = replace(artifact_set_ref(self.spec), readings=readings, request=None, rows=rows)
-        if earlier is not None:
-            ref = replace(ref, folder=earlier[0], manifest=earlier[1])
-        own = self.conditions
+        ref = replace(artifact_set_ref(self.spec), readings=fit_pass.readings, request=None, rows=rows)
+        if fit_pass.earlier is not None:
+            ref = replace(ref, folder=fit_pass.earlier[0], manifest=fit_pass.earlier[1])
         return FitJob(
             features=self.spec.features,
-            schema=own.schema,
-            where=own.where,
-            sample=own.sample,
-            keys=tuple(request.key for request in ready),
+            rows=self.conditions,
+            keys=tuple(request.key for request in fit_pass.ready),
             artifacts=ref,
-            scratch=scratch,
-            environment=environment,
+            scratch=fit_pass.scratch,
+            environment=fit_pass.environment,
             code=required_functions(self.spec),
-            tables=tables,
+            tables=fit_pass.tables,
             alike=alike,
         )
 

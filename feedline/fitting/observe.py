@@ -67,15 +67,13 @@ class FitPiece:
 class FitJob:
     """The facts that every task of one pass needs.
 
-    features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. artifacts: those of
-    earlier fits. where, sample: the rows to learn from. code: the user functions that the features call. tables: the
-    rows of all tables of the fit. alike: per key, the other tables (indices) of which it learns the same values.
+    features: the pipeline's. rows: of the table. keys: of the fits of this pass. artifacts: those of earlier fits.
+    code: the user functions that the features call. tables: the rows of all tables of the fit. alike: per key, the
+    other tables (indices) of which it learns the same values.
     """
 
     features: tuple[FeatureSpec, ...]
-    schema: bytes
-    where: str | None
-    sample: Sample | None
+    rows: TableConditions
     keys: tuple[str, ...]
     artifacts: ArtifactSetRef
     scratch: Scratch
@@ -128,7 +126,7 @@ def compile_fit(job: FitJob) -> CompiledFit:
 
 def _compile(job: FitJob) -> CompiledFit:
     check_functions(job.code)
-    schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
+    schema = pa.ipc.read_schema(pa.py_buffer(job.rows.schema))
     artifacts = StoredArtifactSet(job.artifacts)
     requests = {request.key: request for request in compile_features(job.features, schema, artifacts).missing_fits}
     fits = [requests[key] for key in job.keys]
@@ -140,14 +138,14 @@ def _compile(job: FitJob) -> CompiledFit:
         learners=tuple(fit.learner for fit in fits),
         streams=tuple(tuple(tuple(feature.name for feature in stream) for stream in fit.streams) for fit in fits),
         features=features,
-        read=_request(job, schema, features.parts, bind_marks(features.marks, schema)),
+        read=_request(job.rows, schema, features.parts, bind_marks(features.marks, schema)),
         alike=(distinct, tuple(map(distinct.index, alike))),
         tables=tuple(_request(table, pa.ipc.read_schema(pa.py_buffer(table.schema))) for table in job.tables),
     )
 
 
 def _request(
-    rows: FitJob | TableConditions, schema: pa.Schema, columns: Sequence[str] = (), marks: Sequence[Mark] = ()
+    rows: TableConditions, schema: pa.Schema, columns: Sequence[str] = (), marks: Sequence[Mark] = ()
 ) -> ReadRequest:
     where = None if rows.where is None else bind_where(rows.where, schema)
     sample = None if rows.sample is None else bind_sample(rows.sample, schema)

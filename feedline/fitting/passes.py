@@ -34,7 +34,7 @@ from feedline.artifacts.store import (
 from feedline.config import PipelineSpec
 from feedline.errors import CorruptFileError, DataError, FeedlineError, SpecError
 from feedline.fitting.fit_report import FitReport, fit_facts
-from feedline.fitting.fit_table import FitTable, fit_tables, same_requests
+from feedline.fitting.fit_table import FitPass, FitTable, fit_tables, same_requests
 from feedline.fitting.fit_tasks import fit_tasks
 from feedline.fitting.observe import (
     NO_ROWS,
@@ -431,21 +431,15 @@ class _Run:
         levels = math.ceil(math.log(max(tasks, 2), FAN_IN))
         sets = threads * (1 + FAN_IN) + (FAN_IN - 1) * levels  # sets of states at once in a process
         memory = self._spec.fit.memory or min(_MEMORY_BYTES, available_memory_bytes() // 2)
-        scratch = replace(self.scratch, limit_bytes=max(memory // sets, 1))
-        readings = self._artifacts.stored.pinned_ref.readings
-        conditions = tuple(table.conditions for table in self._tables)
-        return [
-            table.job(
-                ready,
-                scratch,
-                self._workers.environment,
-                readings=readings,
-                earlier=earlier,
-                tables=conditions,
-                alike=tuple(own),
-            )
-            for table, own in zip(self._tables, alike, strict=True)
-        ]
+        fit_pass = FitPass(
+            ready=ready,
+            scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
+            environment=self._workers.environment,
+            readings=self._artifacts.stored.pinned_ref.readings,
+            earlier=earlier,
+            tables=tuple(table.conditions for table in self._tables),
+        )
+        return [table.job(fit_pass, tuple(own)) for table, own in zip(self._tables, alike, strict=True)]
 
 
 def _refuse_outdated_code(spec: PipelineSpec, learning: Collection[str]) -> None:

@@ -400,48 +400,35 @@ def compare(actual: pa.Table, expected: pa.Table, *, ulps: int) -> tuple[Differe
 
 def _difference(name: str, actual: pa.ChunkedArray, expected: pa.ChunkedArray, ulps: int) -> Difference | None:
     one, two = actual.combine_chunks(), expected.combine_chunks()
+    distance, allowed = None, False
     if one.type != two.type or len(one) != len(two):
-        return _difference_at(name, one, two, 0, count=len(two), ulps=None, allowed=False)
-    (lengths, values), (expected_lengths, expected_values) = _flat(one), _flat(two)
-    uneven = np.flatnonzero(lengths != expected_lengths)
-    if len(uneven):
-        return _difference_at(name, one, two, int(uneven[0]), count=len(uneven), ulps=None, allowed=False)
-    distances = [_distances(*pair) for pair in zip(values, expected_values, strict=True)]
-    wrong = np.logical_or.reduce([distance > 0 for distance in distances])
-    if not wrong.any():
-        return None
-    floats = [distance for distance, column in zip(distances, values, strict=True) if column.dtype.kind == "f"]
-    return _difference_at(
-        name,
-        one,
-        two,
-        int(np.repeat(np.arange(len(one)), lengths)[wrong.argmax()]),
-        count=int(wrong.sum()),
-        ulps=max(int(distance.max()) for distance in floats) if floats else None,
-        allowed=max(int(distance.max()) for distance in distances) <= ulps,
+        row, count = 0, max(len(two), 1)
+    else:
+        (lengths, values), (expected_lengths, expected_values) = _flat(one), _flat(two)
+        uneven = np.flatnonzero(lengths != expected_lengths)
+        if len(uneven):
+            row, count = int(uneven[0]), len(uneven)
+        else:
+            distances = [_distances(*pair) for pair in zip(values, expected_values, strict=True)]
+            wrong = np.logical_or.reduce([values > 0 for values in distances])
+            if not wrong.any():
+                return None
+            # lists of lengths [2, 0, 1] whose third value differs: row 2
+            row, count = int(np.repeat(np.arange(len(one)), lengths)[wrong.argmax()]), int(wrong.sum())
+            most = [int(values.max()) for values in distances]
+            allowed = max(most) <= ulps
+            distance = max(
+                (m for m, column in zip(most, values, strict=True) if column.dtype.kind == "f"), default=None
+            )
+    got, shown = (
+        repr(array[row].as_py())[:_SHOWN_CHARACTERS] if row < len(array) else "no row" for array in (one, two)
     )
+    return Difference(feature=name, row=row, got=got, expected=shown, values=count, ulps=distance, allowed=allowed)
 
 
 def _distances(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
     """Distances of values: floats in ulps; other unequal values are infinitely far apart."""
     return ulps_between(one, other) if one.dtype.kind == "f" else np.where(one == other, 0, _INFINITE_ULPS)
-
-
-def _difference_at(
-    name: str, actual: pa.Array, expected: pa.Array, row: int, *, count: int, ulps: int | None, allowed: bool
-) -> Difference:
-    shown_values = [
-        repr(array[row].as_py())[:_SHOWN_CHARACTERS] if row < len(array) else "no row" for array in (actual, expected)
-    ]
-    return Difference(
-        feature=name,
-        row=row,
-        got=shown_values[0],
-        expected=shown_values[1],
-        values=max(count, 1),
-        ulps=ulps,
-        allowed=allowed,
-    )
 
 
 def _flat(array: pa.Array) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:

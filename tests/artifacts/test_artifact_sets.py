@@ -85,13 +85,6 @@ def large(tmp_path: Path) -> str:
     return table(tmp_path / "large", LARGE)
 
 
-def test_pipelines_side_by_side_learn_from_their_own_tables(tmp_path: Path, small: str, large: str):
-    a, b = written(tmp_path, "a", small, fit="auto"), written(tmp_path, "b", large, fit="auto")
-    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
-    np.testing.assert_allclose(made(b), scaled(LARGE, LARGE), rtol=1e-6)
-    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
-
-
 def test_a_fit_of_another_pipeline_changes_nothing(tmp_path: Path, small: str, large: str):
     a, b = written(tmp_path, "a", small), written(tmp_path, "b", large)
     Pipeline.from_yaml(a).fit()

@@ -178,9 +178,9 @@ def test_threads_compile_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Eight Dask threads begin with their first blocks at the same moment."""
     job: Any = planned(tmp_path, 3).source.job
     if module is observe:
-        names = ("features", "schema", "where", "sample", "artifacts", "environment", "code")
-        known = {name: getattr(job, name) for name in names}
-        job = observe.FitJob(**known, keys=(), scratch=None)  # type: ignore[arg-type]  # what it compiles to needs none
+        rows = observe.TableConditions(where=job.where, sample=job.sample, schema=job.schema)
+        known = {name: getattr(job, name) for name in ("features", "artifacts", "environment", "code")}
+        job = observe.FitJob(**known, rows=rows, keys=(), scratch=None)  # type: ignore[arg-type]  # it needs none
     monkeypatch.setattr(module, "_compiled_fits" if module is observe else "_compiled", SingleFlight())
     calls: list[int] = []
     every, real = threading.Barrier(8), module.check_functions

@@ -12,7 +12,7 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.expressions.column_parts import ColumnPart, PartTree
+from feedline.expressions.column_parts import PartTree
 from feedline.expressions.extraction import extract_parts, project
 
 VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
@@ -160,21 +160,6 @@ def test_more_keys_than_sixteen_bits_hold() -> None:
     found = extract_parts(array, wanted)
     assert all(found[(key,)][0].as_py() == (None if key % 7 else key) for key in (0, 1, 69_993, 69_999, 65_536, 35))
     assert found[(5,)].to_pylist() == [None, None, -5]
-
-
-@given(maps())
-def test_polars_agrees(given_map: tuple[pa.Array, list[Any]]) -> None:
-    """What a lookup per key has always given, on the types that the language takes."""
-    array, keys = given_map
-    if not pa.types.is_string(array.type.key_type) or pa.types.is_float16(array.type.item_type):
-        return
-    frame = pl.DataFrame({"m": pl.from_arrow(array)})
-    parts = [str(ColumnPart("m", (key,))) for key in keys]
-    for data in (frame, pa.table({"m": array}), pa.record_batch({"m": array})):
-        found = project(data, parts)
-        expected = frame.select(pl.col("m").map.get(key).alias(part) for key, part in zip(keys, parts, strict=True))
-        assert found.equals(expected)
-        assert found.schema == expected.schema
 
 
 def test_columns_for_keys_win_where_they_are_not_null() -> None:

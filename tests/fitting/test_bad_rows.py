@@ -14,7 +14,6 @@ import pytest
 
 from feedline import Pipeline
 from feedline.errors import ClusterError
-from feedline.fitting import row_check
 from feedline.fitting.row_check import RowCheck, find_bad_rows
 from feedline.planning.plan import Plan
 from feedline.warehouse.reading.fragment import Fragment, unpack_mask
@@ -79,22 +78,6 @@ def test_bad_rows_are_numbered_among_those_that_the_filter_keeps(tmp_path: Path)
         ("n", "cannot be computed (cast)", 1, 0),
         ("x", "holds a null", 1, 0),
     )
-
-
-def test_clean_rows_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Only the chunk that holds the bad row is judged row by row."""
-    judged = []
-    whole = row_check._Judge._judge
-
-    def judge(self: Any, frame: Any) -> Any:
-        judged.append(frame.height)
-        return whole(self, frame)
-
-    monkeypatch.setattr(row_check._Judge, "_judge", judge)
-    plan = plan_of(tmp_path, {69_000: {"x": None}})
-    assert [each.rows for each in find_bad_rows(check_of(plan), task_of(plan))] == [1]
-    assert len(judged) == 1
-    assert judged[0] <= 32_768
 
 
 def test_a_task_ends_early_where_too_many_rows_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

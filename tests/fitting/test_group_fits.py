@@ -13,13 +13,9 @@ import pytest
 from fit_in_memory import fit_frames
 
 from feedline import Pipeline
-from feedline.config.features import OpCall
 from feedline.errors import FeedlineError
-from feedline.fitting.spill import PARTS, Scratch, SpilledState, merge_all, state_parts
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
-from feedline.transforms.ops import resolve
-from feedline.transforms.values.kinds import Value
 
 RANDOM = np.random.default_rng(0)
 ROWS = 900
@@ -107,33 +103,3 @@ def test_unknown_keys_are_counted(pipeline: Path):
         )
         _, counts = compiled.apply_counting(rows)
         assert counts == {"rate": [(3, 1)], "prices": [(3, 1)], "rows": [(3, 0)], "rates": [(3, 2)]}
-
-
-def test_a_state_that_is_spilled_makes_the_same_artifact(tmp_path: Path):
-    groups, rows = 20_000, 30_000
-    frame = pl.DataFrame(
-        {
-            "shop": pl.Series(RANDOM.integers(0, groups, rows)).set(pl.Series(RANDOM.random(rows) < 0.01), None),
-            "dwell": RANDOM.lognormal(1, 2, rows).astype(np.float32),
-            "request": np.arange(rows),
-        }
-    )
-    encoding = {"target": "dwell", "fold_by": "request", "folds": 3}
-    for op, parameters, observed in (
-        ("target_encoding", encoding, ["shop", "dwell", "request"]),
-        ("group_statistics", {"stats": ["mean", "var"], "of": "dwell"}, ["shop", "dwell"]),
-    ):
-        bound = resolve(OpCall(op=op, arguments=json.dumps(parameters)))
-        learner = bound.learner([Value(expr=pl.col("shop"), dtype=pl.Int64())])
-        assert learner is not None
-        states = [learner.observe(part.select(observed).get_columns()) for part in frame.iter_slices(10_000)]
-        scratch = Scratch(folder=str(tmp_path / op), limit_bytes=400_000)
-        spilled = merge_all(learner, [state.to_arrow() for state in states], scratch)
-        assert isinstance(spilled, SpilledState)
-        parts = state_parts(learner, spilled, scratch)
-        artifact = learner.finish(parts)
-        assert artifact.digest == learner.finish([learner.merge(states[::-1])]).digest
-        assert artifact.facts["groups"] == frame["shop"].n_unique()
-        keys = [part.select("missing", "key 0").unique() for part in parts]
-        assert len(keys) == PARTS
-        assert sum(part.height for part in keys) == pl.concat(keys).unique().height

@@ -19,7 +19,16 @@ from feedline.blocks.environment import local_environment
 from feedline.config import load_spec
 from feedline.errors import ClusterError
 from feedline.expressions import bind_where
-from feedline.fitting.observe import NO_ROWS, FitJob, FitPiece, States, compile_fit, merge_states, observe_pieces
+from feedline.fitting.observe import (
+    NO_ROWS,
+    FitJob,
+    FitPiece,
+    States,
+    TableConditions,
+    compile_fit,
+    merge_states,
+    observe_pieces,
+)
 from feedline.fitting.spill import Scratch, SpilledState
 from feedline.planning.table_features import artifact_set_ref
 from feedline.transforms.compile.compiled import compile_features
@@ -58,9 +67,7 @@ def job_of(folder: Path, limit_bytes: int = 1 << 20, **changes: Any) -> FitJob:
     missing = compile_features(spec.features, ROWS.schema, StoredArtifactSet(ref)).missing_fits
     job = FitJob(
         features=spec.features,
-        schema=ROWS.schema.serialize().to_pybytes(),
-        where=None,
-        sample=None,
+        rows=TableConditions(where=None, sample=None, schema=ROWS.schema.serialize().to_pybytes()),
         keys=tuple(request.key for request in missing),
         artifacts=ref,
         scratch=Scratch(folder=str(folder / "scratch"), limit_bytes=limit_bytes),
@@ -102,7 +109,8 @@ def test_tasks_of_any_fragments_merge_into_the_states_of_all_rows(tmp_path: Path
 
 def test_only_rows_of_the_filter_are_observed(tmp_path: Path):
     fragments = fragments_of(tmp_path, "x > 5")
-    job = job_of(tmp_path, where="x > 5")
+    job = job_of(tmp_path)
+    job = replace(job, rows=replace(job.rows, where="x > 5"))
     kept = ROWS.filter(pc.greater(ROWS["x"], 5.0))
     states = observe_pieces(job, tuple(map(FitPiece, fragments)))
     assert states.rows == kept.num_rows

@@ -21,7 +21,6 @@ from feedline import Pipeline
 from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.errors import CorruptFileError, DataError, PlanError, SpecError
 from feedline.fitting.fit_report import FitReport
-from feedline.fitting.spill import Scratch, discard
 from feedline.progress import Progress, on_progress
 from feedline.transforms.learning.learner import Artifact
 from feedline.warehouse.reading.read import bytes_of
@@ -82,45 +81,6 @@ def test_the_longest_chain_of_fits_gives_the_number_of_passes(tmp_path: Path, cl
     second = next(fit for fit in found.values() if fit.depends)
     assert list(second.depends.values()) == [digests(report)["two.occurrences"]]
     assert not [path.name for path in (tmp_path / "work").iterdir() if path.name.startswith("fitting")]
-
-
-def test_fits_do_not_depend_on_files_and_order_of_a_table(tmp_path: Path, rows: pa.Table, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 700)
-    monkeypatch.setattr("feedline.fitting.observe.OBSERVE_ROWS", 300)
-    rng = np.random.default_rng(5)
-    found = []
-    for number, (files, group) in enumerate([(1, 20_000), (7, 611), (40, 100)]):
-        table = cut(tmp_path / f"t{number}", rows, order=rng.permutation(len(rows)), files=files, row_group_rows=group)
-        threads = {"threads": 1 + number}
-        report = Pipeline.from_yaml(written(tmp_path / f"p{number}", table, cluster=threads)).fit()
-        tables = sorted(path.name for path in Path(report.folder, "tables").iterdir())
-        found.append((digests(report), tables))
-    assert found[0] == found[1] == found[2]
-
-
-def test_threads_and_repetition_make_the_same_manifest(tmp_path: Path, clicks: Path, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 1_000)
-    path = written(tmp_path, clicks)
-    manifests = [Pipeline.from_yaml(path, {"cluster.threads": threads}).fit().manifest for threads in (1, 4, 4)]
-    assert len(set(manifests)) == 1
-    assert len(list((tmp_path / "work" / "artifacts").glob("fits-*.json"))) == 1
-
-
-def test_states_that_outgrow_memory_change_nothing(tmp_path: Path, clicks: Path, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 5_000)
-    spilled: list[str] = []
-
-    def look(scratch: Scratch) -> None:
-        spilled.extend(path.name for path in Path(scratch.folder).glob("state-*"))
-        discard(scratch)
-
-    monkeypatch.setattr("feedline.fitting.passes.discard", look)
-    path = written(tmp_path, clicks)
-    roomy = Pipeline.from_yaml(path).fit()
-    assert not spilled
-    tight = Pipeline.from_yaml(path, {"fit.memory": "64kB"}).fit()
-    assert spilled
-    assert tight.manifest == roomy.manifest
 
 
 def test_only_columns_to_learn_from_are_read(tmp_path: Path, clicks: Path, rows: pa.Table):

@@ -403,13 +403,6 @@ def test_threads_with_different_schemas(path: Path):
         assert all(pool.map(serve, range(200)))
 
 
-def test_old_schemas_are_evicted(path: Path):
-    serving = trained(path)
-    for number in range(40):
-        serving.transform(TABLE.append_column(f"more{number}", TABLE["item"]))
-    assert len(serving._forms) == 16
-
-
 def test_other_groups_can_be_encoded(path: Path):
     rows = TABLE.append_column("clicked", pa.array([True, False, True, False]))
     encoded, columns = Serving(load_spec(path, {}), groups=("dense", "label")).encode(rows)

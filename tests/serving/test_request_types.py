@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
+from feedline.serving.encoder import frame_of
 from feedline.serving.request_types import convert, convertible, table_of
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
@@ -93,3 +97,46 @@ def test_times():
     assert convertible(pa.date64(), pa.date32())
     assert convertible(pa.map_(pa.string(), pa.int8()), pa.map_(pa.large_string(), pa.float32()))
     assert not convertible(pa.list_view(pa.int64()), pa.list_(pa.int64()))
+
+
+def test_times_may_be_strings_as_json_has_them():
+    naive, zoned = pa.timestamp("us"), pa.timestamp("ms", "UTC")
+    types = pa.schema([("t", naive), ("z", zoned), ("d", pa.date32()), ("l", pa.list_(pa.struct([("t", naive)])))])
+    row = json.loads(
+        '{"t": "2026-01-31T12:00:00.25", "z": "2026-01-31T12:00:00+02:00", "d": "2026-01-31",'
+        ' "l": [{"t": "2026-01-31 12:00:00"}, {"t": null}]}'
+    )
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    plain = noon.replace(tzinfo=None)
+    expected = {
+        "t": plain.replace(microsecond=250_000),
+        "z": noon.replace(hour=10),
+        "d": plain.date(),
+        "l": [{"t": plain}, {"t": None}],
+    }
+    none = dict.fromkeys(row)
+    for rows in (row, [row, none], {name: [value] for name, value in row.items()}):
+        made = frame_of(rows, types)
+        assert made.schema == types
+        assert made.to_pylist()[0] == expected
+    strings = pa.table({name: pa.array([row[name]]) for name in ("t", "z", "d")})
+    assert all(convertible(strings.schema.field(name).type, types.field(name).type) for name in strings.column_names)
+    assert convert(strings["z"], zoned, "z").to_pylist() == [noon.replace(hour=10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "remedy"),
+    [
+        ("2026-01-31T12:00:00Z", pa.timestamp("us"), "ISO 8601 with no offset, as training has them: 2026-01-31T12"),
+        ("2026-01-31T12:00:00", pa.timestamp("us", "UTC"), "with an offset or Z, as training has them: 2026-01-31T12"),
+        ("2026-01-31T12:00:00.0001", pa.timestamp("ms"), "Write times as ISO 8601"),
+        ("yesterday", pa.date32(), "Write dates as ISO 8601: 2026-01-31"),
+    ],
+)
+def test_other_strings_are_refused_as_times(text: str, kind: pa.DataType, remedy: str):
+    types = pa.schema([("t", kind)])
+    with pytest.raises(DataError, match=f"column 't' .*{re.escape(remedy)}") as caught:
+        frame_of([{"t": None}, {"t": text}], types)
+    assert caught.value.row == 1
+    with pytest.raises(DataError, match="column 't' holds values of another type: expected"):
+        frame_of([{"t": [text]}], types)
