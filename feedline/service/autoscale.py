@@ -126,6 +126,8 @@ class _Rates:
             (after.stalled_s - before.stalled_s, at_s - before_s)
             for (before_s, before), (at_s, after) in pairwise(samples)
         ]
+        # 4 steps in 3 s, of which 0.5, 0.5 and 1 were waiting: 1.33 steps/s, at its own pace 4 (in 1 s); without the
+        # worst second it waited 1 of 2 s.
         waited_s, (worst_s, worst_of_s) = sum(wait for wait, _ in waits), max(waits)
         own_share = max(_LEAST_OWN_SHARE, 1.0 - waited_s / seconds)
         return cls(
@@ -332,4 +334,4 @@ class Autoscaler:
 
 
 def _workers(need: float) -> int:
-    return math.ceil(need * (1 - _TOLERANCE) - 1e-9)
+    return math.ceil(need * (1 - _TOLERANCE) - 1e-9)  # 2.2 -> 2, 2.3 -> 3

@@ -56,5 +56,6 @@ def count_cores(workers: Iterable[Any]) -> int:
 
 
 def _cores_of_host(workers: list[WorkerCores]) -> int:
+    # Two containers of 4 cores each: on the same 6 CPUs they have 6, on all 64 of the host 8.
     cpus = {cpu for each in workers for cpu in each.cpus}
     return min(len(cpus), sum(each.cores for each in workers))

@@ -74,6 +74,7 @@ def decide_retry(block: str, failures: Sequence[BlockFailure], members: Collecti
 
 def elsewhere(tried: Collection[str], members: Collection[str]) -> frozenset[str]:
     """The workers on other hosts; the other workers if there is only one host."""
+    # tried a:1 -> of a:1, a:2, b:1 it is b:1, on another host; of a:1, a:2 it is a:2
     hosts = {host_of(worker) for worker in tried}
     others = frozenset(worker for worker in members if host_of(worker) not in hosts)
     return others or frozenset(members) - frozenset(tried)

@@ -55,7 +55,7 @@ class FairShare:
         """Some of the workers for the next task, all of them in turn: Dask takes the one that is least busy."""
         if len(workers) <= _NAMED:
             return workers
-        ordered = sorted(workers)
+        ordered = sorted(workers)  # of 40: 0 to 15, then 16 to 31, then 32 to 39 and 0 to 7
         first = self._turn % len(ordered)
         self._turn += _NAMED
         return frozenset((ordered + ordered)[first : first + _NAMED])

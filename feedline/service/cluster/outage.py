@@ -52,6 +52,7 @@ class OutageTimer:
             return "whole" if missing is None else "new"
         if missing is None:
             return "whole"
+        # Looks at 0, 4, 8, 12 and 3600 s, the third without a caller: 4 + 0 + 4 + 5 s, not an hour, were waited.
         if waiting:
             self.waited_s += min(passed_s, _LONGEST_LOOK_S)
         return "over" if self.waited_s > self.limit_s else "waiting"

@@ -33,6 +33,8 @@ def segments_of(
             parts = get(lane, cut.block)
             if parts is None:
                 return None
+            # Parts of 5 and 5 rows, a cut [3, 7): rows [3, 5) of the first, [0, 2) of the second; padding repeats row
+            # 3.
             stop = cut.start + 1 if cut.padding else cut.stop
             if sum(part.rows for part in parts) < stop:
                 return None
@@ -61,6 +63,7 @@ def rows_ahead(
     own = [piece.stop - piece.start for piece in segments]
     if not steps or rows[1].tolist() != own:  # padding, or a strand that goes on with its next block or part
         return np.array([[0] * len(own), own])
+    # 2 and 3 rows a step of parts that have 7 and 9 left: [[0, 0], [2, 3], [4, 6], [6, 9]], three steps.
     left = [piece.encoded.rows - piece.start for piece in segments]
     return rows[: 1 + int(np.count_nonzero((rows[1:] <= left).all(axis=1)))]
 

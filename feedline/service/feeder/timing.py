@@ -60,6 +60,7 @@ class TrainerPace:
         """Count delivered steps. waited_s: seconds that all steps so far have waited for blocks."""
         if self._last is not None:
             last_s, last_waited_s = self._last
+            # Steps at 1 s and 3 s, of which it waited 1.5 s -> 0.5 s of its own.
             step_s = max(0.0, now_s - last_s - (waited_s - last_waited_s)) / steps
             for _ in range(steps):
                 self._recent.add(step_s)
@@ -95,6 +96,7 @@ class Priorities:
 
     def next(self, first_step: int, now_s: float, start_s: float = -math.inf) -> int:
         """The priority of the plan's next block, below the last one: Dask computes equal priorities in any order."""
+        # At 1000 s, step 3 due in 2 s, a step each 0.5 s: first steps 3, 3, 4 -> -1002000, -1002001, -1002500.
         due = self.of(first_step, now_s, start_s)
         self._last = due if self._last is None else min(due, self._last - 1)
         return self._last

@@ -127,6 +127,7 @@ def window_bounds(open_blocks: int, threads: int, block_bytes: int, fixed_blocks
     if fixed_blocks is not None:
         return fixed_blocks, fixed_blocks
     busy = _busy(threads, block_bytes)
+    # 2 threads, small blocks, busy 4: 1 open block -> (2, 5); 64 open ones, which may end together -> (68, 68).
     return open_blocks + _least_ahead(open_blocks, busy), open_blocks + busy
 
 
@@ -148,6 +149,7 @@ def _needed(load: Load, limits: WindowLimits) -> tuple[int, str]:
     if _is_behind(load):
         on = "one thread" if threads == 1 else f"each of {threads} threads"
         return open_blocks + busy, f"the trainer is faster than the workers: {pace} on {on}"
+    # A block lasts the trainer 0.8 s: with a slowest of 1 s, ceil(1.25 / 0.8) = 2 ahead; of 3 s, 5.
     ahead = math.ceil(_SAFETY * load.slowest_block_s / use_s)
     ahead = min(max(ahead, _least_ahead(open_blocks, busy)), _MOST * threads)
     return open_blocks + ahead, f"{pace}, {load.slowest_block_s:.2g} s for the slowest of late"

@@ -133,6 +133,7 @@ class Charts:
 def axis_end(values: Sequence[float]) -> float:
     """The end of an axis from 0 that shows all values: 1.2, 2.4 or 6 times a power of ten, at least 1.2."""
     most = max((value for value in values if not math.isnan(value)), default=0.0)
+    # 1.3 -> 2.4, 43 -> 60, 300 -> 600, 700 -> 1200
     power = 10.0 ** math.floor(math.log10(max(most, 1.0)))
     return next(end for end in (1.2 * power, 2.4 * power, 6 * power, 12 * power) if most <= end)
 

@@ -40,6 +40,8 @@ def claimed_threads(report: JobReport) -> float:
 
 def divide(threads: float, claims: Sequence[float], weights: Sequence[float]) -> list[float]:
     """The weighted max-min fair parts of `threads`: their sum, also if the claims are less."""
+    # threads 10, claims [1, inf, inf], weights [1, 1, 2]: a level of 2.5 meets the first; 9 left at 3 -> [1, 3, 6].
+    # threads 10, claims [1, 2], weights [1, 1]: both are met; the 7 left are shared -> [4.5, 5.5].
     parts = [0.0] * len(claims)
     open_claims, left = list(range(len(claims))), threads
     while open_claims:
@@ -76,6 +78,8 @@ class VirtualStarts:
 
         job_threads: the part of all feeders of the job.
         """
+        # A part of 4 threads, reports at 10, 12 and 14 s of 100, 108 and 124 busy seconds: starts 10 (no debt), 10 + 8
+        # / 4 = 12, on the clock, and 12 + 16 / 4 = 16, 2 s ahead.
         used_s = max(0.0, report.busy_s_total - self._busy_s.get(report.feeder, report.busy_s_total))
         self._busy_s[report.feeder] = report.busy_s_total
         start_s = self._starts_s.get(report.job, now_s) + used_s / max(job_threads, 1e-3)

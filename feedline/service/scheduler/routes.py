@@ -33,6 +33,8 @@ def route_size(need_workers: float, workers: int, current: int) -> int:
     """The workers of a route; 0 without one. need_workers: that are busy for the feeder. current: of its route now."""
     if workers <= LEAST_WORKERS:
         return 0
+    # Of 200 workers: a need of 20 -> 30, but a route of 60 stays, one of 61 shrinks to 30. A need of 70 -> 105, more
+    # than half: no route begins, but one of 105 stays.
     size = max(LEAST_WORKERS, math.ceil(HEADROOM * need_workers - 1e-6))
     if size > workers * (_STAYS if current else _BEGINS):
         return 0
