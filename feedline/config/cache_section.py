@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from feedline.config.sections import URI, Bytes, PathString, Section, value_error
+from feedline.config.sections import URI, Bytes, PathString, Section, path_or_off, value_error
 
 CacheMode = Literal["auto", "off", "features", "source"]
 LOCAL_PATH = {"type": "string", "minLength": 1, "pattern": rf"^(?!{URI.pattern})"}
@@ -49,14 +49,4 @@ class CacheSpec(Section):
         return self.mode == "off"
 
 
-def _cache(value: object) -> object:
-    if value is None or value == "off":
-        return None
-    if isinstance(value, str):
-        return {"dir": value}
-    if not isinstance(value, dict | CacheSpec):
-        raise value_error(_FORM, "Write off" if value is False else "")
-    return value
-
-
-Cache = Annotated[CacheSpec | None, BeforeValidator(_cache)]
+Cache = Annotated[CacheSpec | None, path_or_off(lambda value: "dir", _FORM, LOCAL_PATH)]

@@ -9,9 +9,18 @@ import ipaddress
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
-from feedline.config.sections import MAX_INT, Count, NonEmptyString, PathString, Section, rule_error, value_error
+from feedline.config.sections import (
+    MAX_INT,
+    Count,
+    NonEmptyString,
+    PathString,
+    Section,
+    ShortForm,
+    rule_error,
+    value_error,
+)
 
 
 def _threads(value: object) -> int | Literal["auto"]:
@@ -123,7 +132,7 @@ class ClusterSpec(Section):
     or one that a class starts."""
 
     threads: Threads = Field(default="auto", description="Threads in the feeder's process, or in each worker process.")
-    workers: Annotated[WorkersSpec | None, BeforeValidator(_workers)] = Field(
+    workers: Annotated[WorkersSpec | None, ShortForm(_workers, ({"type": "integer", "minimum": 1},))] = Field(
         default=None,
         description="Worker processes on this machine or of `class`: a number, or limits within which it follows need.",
     )
@@ -135,7 +144,7 @@ class ClusterSpec(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="Arguments of `class`.")
     autoscale: AutoscaleSpec = Field(default=AutoscaleSpec(), description="When workers are added and released.")
     scheduler: Scheduler | None = Field(default=None, description="Address of a running Dask scheduler.")
-    tls: Annotated[TlsSpec | None, BeforeValidator(_tls)] = Field(
+    tls: Annotated[TlsSpec | None, ShortForm(_tls, ({"const": "temporary"},))] = Field(
         default=None,
         description="Certificates for a tls:// scheduler; or temporary, for worker processes on this machine.",
     )

@@ -25,15 +25,15 @@ from feedline.config.yaml_document import Document, Path, Problems, describe_val
 OnExpect = Literal["warn", "error"]
 
 _NUMBERS = ("dense", "categorical", "sparse", "label")
-_FLOATS = ("dense", "sparse", "label")
+FLOATS = ("dense", "sparse", "label")  # the groups whose values may be NaN or infinite
 _LISTS = ("sparse",)
 
 # The groups that have each measure, and its description.
 MEASURES: dict[str, tuple[tuple[str, ...], str]] = {
     "null_rate": ((*_NUMBERS, "extra"), "Share of rows in which a column of the feature is null."),
     "oov_rate": (_NUMBERS, "Share of lookups that found no entry."),
-    "nonfinite": (_FLOATS, "Values that are NaN or infinite."),
-    "nonfinite_rate": (_FLOATS, "Share of values that are NaN or infinite."),
+    "nonfinite": (FLOATS, "Values that are NaN or infinite."),
+    "nonfinite_rate": (FLOATS, "Share of values that are NaN or infinite."),
     "min": (_NUMBERS, "The smallest value."),
     "max": (_NUMBERS, "The largest value."),
     "list_length_mean": (_LISTS, "Mean length of the lists."),
@@ -165,7 +165,6 @@ EXTRA_KEYS = (*SOURCES[:2], "expect")
 TEMPLATE_KEYS = ("columns", "ops", "on_nonfinite", "expect")
 EXTRA_TEMPLATE_KEYS = ("columns", "expect")
 OnNonfinite = Literal["error", "zero", "keep"]
-FLOATS = ("dense", "sparse", "label")  # the groups whose values may be NaN or infinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

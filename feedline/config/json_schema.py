@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from feedline.config.cache_section import LOCAL_PATH
 from feedline.config.features import BOUND, MEASURES, OnNonfinite
 from feedline.version import VERSION
 
@@ -81,35 +80,9 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     own = {key: value for key, value in _features().items() if key != "minProperties"}
     definitions["MixedSourceSpec"]["properties"]["features"] = own | {"description": _OWN_FEATURES}
     schema["oneOf"] = [{"required": ["source"]}, {"required": ["sources"]}]
-    cluster = definitions["ClusterSpec"]["properties"]
-    cluster["tls"]["anyOf"].insert(0, {"const": "temporary"})
-    cluster["workers"]["anyOf"].insert(0, {"type": "integer", "minimum": 1})
     batch = definitions["BatchSpec"]
     batch["oneOf"] = [{"required": [key]} for key in ("size", "max_tokens")]
     batch["required"] = [key for key in batch["required"] if key != "size"]
-    balance = batch["properties"]["balance"]
-    balance["anyOf"].insert(0, _NAME)
-    properties["shuffle"] = {
-        "description": properties["shuffle"].get("description", ""),
-        "anyOf": [{"const": "off"}, {"$ref": "#/$defs/ShuffleSpec"}, {"$ref": "#/$defs/variable"}],
-    }
-    properties["fit"] = {
-        "description": definitions["FitSpec"]["description"],
-        "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/FitSpec"}, {"$ref": "#/$defs/variable"}],
-    }
-    properties["artifacts"] = {
-        "description": definitions["ArtifactsSpec"]["description"],
-        "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": "#/$defs/ArtifactsSpec"}],
-    }
-    properties["cache"] = {
-        "description": definitions["CacheSpec"]["description"],
-        "anyOf": [{"const": "off"}, LOCAL_PATH, {"type": "null"}, {"$ref": "#/$defs/CacheSpec"}],
-    }
-    for key, section in (("metrics", "MetricsSpec"), ("traces", "TracesSpec")):
-        properties[key] = {
-            "description": properties[key]["description"],
-            "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": f"#/$defs/{section}"}],
-        }
     _add_defaults_and_examples(properties, definitions)
     schema |= {
         "title": f"pipeline.yaml of Feedline {VERSION}",

@@ -10,10 +10,10 @@ import re
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from feedline.config.cache_section import LOCAL_PATH
-from feedline.config.sections import URI, PathString, Section, value_error
+from feedline.config.sections import STRING, URI, PathString, Section, path_or_off, value_error
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
 _FORM = "HOST:PORT, the path of a folder, or a mapping with the keys listen, dir"
@@ -65,16 +65,6 @@ class MetricsSpec(Section):
         return f"one port is not enough for a feeder of each rank: got {self.listen!r} with `feeder: rank`. {remedy}"
 
 
-def _metrics(value: object) -> object:
-    if value is None or value == "off":
-        return None
-    if isinstance(value, str):
-        return {"listen": value} if is_address(value) else {"dir": value}
-    if not isinstance(value, dict | MetricsSpec):
-        raise value_error(_FORM, "Write off" if value is False else "")
-    return value
-
-
 def _endpoint(value: str) -> str:
     try:
         parts = urlsplit(value)
@@ -100,18 +90,10 @@ class TracesSpec(Section):
     )
 
 
-def _traces(value: object) -> object:
-    if value is None or value == "off":
-        return None
-    if isinstance(value, str):
-        return {"endpoint": value}
-    if not isinstance(value, dict | TracesSpec):
-        raise value_error(_TRACES, "Write off" if value is False else "")
-    return value
-
-
-Metrics = Annotated[MetricsSpec | None, BeforeValidator(_metrics)]
-Traces = Annotated[TracesSpec | None, BeforeValidator(_traces)]
+Metrics = Annotated[
+    MetricsSpec | None, path_or_off(lambda value: "listen" if is_address(value) else "dir", _FORM, STRING)
+]
+Traces = Annotated[TracesSpec | None, path_or_off(lambda value: "endpoint", _TRACES, STRING)]
 
 
 def without_unset(content: dict[str, Any]) -> dict[str, Any]:

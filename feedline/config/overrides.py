@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, SupportsIndex
 
 from feedline.config.yaml_document import (
@@ -162,16 +163,20 @@ def _option_key(key: str) -> str:
 
 def _option_value(value: Any) -> str:
     if not isinstance(value, str):
-        return _flow(value)
+        return flow_text(value)
     plain = value.isprintable() and value == value.strip() and not value.startswith(("[", "{", '"', "'"))
-    return value if plain and _is_string(value) else _flow(value)
+    return value if plain and _is_string(value) else flow_text(value)
 
 
-def _flow(value: Any) -> str:
+def flow_text(value: Any) -> str:
+    """A value as YAML in flow style, bytes as a string."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flow(name)}: {_flow(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "{" + ", ".join(f"{flow_text(name)}: {flow_text(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow_text, value)) + "]"
+    if isinstance(value, datetime):
+        return str(value)
+    value = value.decode("latin-1") if isinstance(value, bytes) else value
     if isinstance(value, str) and _WORD.fullmatch(value) and _is_string(value):
         return value
     if isinstance(value, float) and not math.isfinite(value):

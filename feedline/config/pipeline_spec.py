@@ -9,11 +9,13 @@ together. Later layers report through `PipelineSpec.error`, which knows the same
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import posixpath
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, SkipValidation, ValidationError, WithJsonSchema
@@ -22,7 +24,6 @@ from pydantic_core import ErrorDetails
 from feedline.config.cache_section import Cache
 from feedline.config.cluster_section import ClusterSpec
 from feedline.config.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
-from feedline.config.expected_types import expectation_of
 from feedline.config.features import FeatureSpec, OnExpect, OnNonfinite, canonical_json, read_features
 from feedline.config.json_schema import document_schema
 from feedline.config.monitoring_section import Metrics, Traces, without_unset
@@ -52,8 +53,10 @@ from feedline.config.sources_section import (
     canonical_features,
     check_source_keys,
     check_sources,
+    features_of,
     grouped_entries,
-    keys_of_source,
+    groups_of,
+    plain_source,
     read_source_features,
     rows_of_sources,
 )
@@ -67,6 +70,61 @@ from feedline.config.yaml_document import (
     unknown_message,
 )
 from feedline.errors import SpecError
+
+# --------------------------------------------------------------------------------------------------------------------
+# Say in words what a value of a pipeline.yaml must be, from pydantic's error about it.
+
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "less_than_equal": ("at most", "le"),
+    "greater_than": ("greater than", "gt"),
+    "less_than": ("less than", "lt"),
+}
+_TYPES = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "string_too_short": "a non-empty string",
+}
+
+
+def expectation_of(detail: ErrorDetails, keys: Sequence[str]) -> tuple[str, str]:
+    """What a value must be, by pydantic's type of error, and the usual remedy for the value found. keys: of the section
+    at its position, if it is one."""
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "expected":
+        return context["expected"], context["remedy"]
+    if kind == "literal_error":
+        words = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
+        near = difflib.get_close_matches(str(value).lower(), words, n=1)
+        remedy = f"Did you mean {near[0]}?" if near and len(words) > 1 else ""
+        return (f"one of {', '.join(words)}" if len(words) > 1 else words[0]), remedy
+    if kind == "model_type" and keys:
+        remedy = "" if value is not None else "Write one of its keys below it"
+        return f"a mapping with the keys {', '.join(keys)}", remedy
+    if kind in _BOUNDS:
+        bound, key = _BOUNDS[kind]
+        limit = f"{context[key]:.17g}" if key in ("gt", "lt") else context[key]
+        return f"{bound} {limit}", ""
+    return _TYPES.get(kind, f"valid ({detail['msg']})"), _remedy(kind, value)
+
+
+def _remedy(kind: str, value: object) -> str:
+    if kind == "string_type":
+        return "Quote it" if isinstance(value, (bool, int, float)) else ""
+    if kind == "bool_type":
+        return "YAML 1.2 has no other booleans" if isinstance(value, str) else ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
+        return f"Write {int(value)}"
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+(_[0-9]+)*", value):
+        return f"Write {value.replace('_', '')}, without quotes or underscores"
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name
 _NO_OVERRIDES: Mapping[str, object] = {}
@@ -159,7 +217,13 @@ class PipelineSpec(Section):
         return specs[name]
 
     def _of_source(self, index: int, rows: int) -> PipelineSpec:
-        parts = keys_of_source(self.sources[index], rows, self.features, self.dedup, self.batch)
+        features = features_of(self.features, self.sources[index])
+        parts = {
+            "only_source": plain_source(self.sources[index]),
+            "features": features,
+            "dedup": groups_of(self.dedup, features),
+            "batch": self.batch.model_copy(update={"size": rows}),
+        }
         spec = self.model_copy(update={**parts, "sources": (), "mix": None})
         spec._whole, spec._index = self, index
         return spec
@@ -372,20 +436,13 @@ def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -
     elif kind == "missing":
         problems.add(path, f"missing key: expected a value. {fields[str(path[-1])].description}")
     elif kind == "extra_forbidden":
-        problems.add(path, _REMOVED.get(path) or _unknown_key(str(path[-1]), tuple(fields)), key=True)
+        problems.add(path, _unknown_key(str(path[-1]), tuple(fields)), key=True)
     else:
         section = section_at(PipelineSpec, path)
         expectation, remedy = expectation_of(detail, tuple(keys_of(section)) if section else ())
         variable = document.position(path).variable
         got = describe_value(detail["input"]) + (f" from ${{{variable}}}" if variable else "")
         problems.add(path, f"must be {expectation}: got {got}" + (f". {remedy}" if remedy else ""))
-
-
-_WAITING = "the number of workers follows whether trainers wait. Delete this line"
-_REMOVED = {
-    ("cluster", *keys): f"unknown key: got {keys[-1]!r}; {_WAITING}"
-    for keys in (("policy",), ("autoscale", "gain"), ("autoscale", "loss"))
-}
 
 
 def _unknown_key(key: str, allowed: tuple[str, ...]) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -19,13 +21,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainValidator,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, core_schema
 
 MAX_INT = (1 << 63) - 1
 _UNITS = {"": 1} | {
@@ -95,8 +99,8 @@ def _version(value: object) -> object:
 
 NonEmptyString = Annotated[str, Field(min_length=1), AfterValidator(_text)]
 PathString = Annotated[str, Field(min_length=1), AfterValidator(_path)]
-_STRING = {"type": "string", "minLength": 1}
-STRINGS_SCHEMA = WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]})
+STRING = {"type": "string", "minLength": 1}
+STRINGS_SCHEMA = WithJsonSchema({"anyOf": [STRING, {"type": "array", "items": STRING, "minItems": 1}]})
 TablePaths = Annotated[str | tuple[str, ...], PlainValidator(_table), STRINGS_SCHEMA]
 Version = Annotated[Literal[1], BeforeValidator(_version)]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -110,6 +114,43 @@ class Section(BaseModel):
     """A mapping in pipeline.yaml: its keys are the fields and no others, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortForm:
+    """How a section may be written besides as a mapping.
+
+    expand: gives the mapping of any form. schemas: of the other forms. null: whether None is written null, too.
+    """
+
+    expand: Callable[[object], object]
+    schemas: tuple[dict[str, Any], ...]
+    null: bool = True
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        whole = handler(schema)
+        forms = [form for form in whole.get("anyOf", [whole]) if self.null or form != {"type": "null"}]
+        return {"anyOf": [*self.schemas, *forms]}
+
+
+def path_or_off(key_of: Callable[[str], str], expected: str, schema: dict[str, Any]) -> ShortForm:
+    """The short forms of a section that is off by default: off, or a string, which is the value of a key."""
+
+    def expand(value: object) -> object:
+        if value is None or value == "off":
+            return None
+        if isinstance(value, str):
+            return {key_of(value): value}
+        if not isinstance(value, dict | Section):
+            raise value_error(expected, "Write off" if value is False else "")
+        return value
+
+    return ShortForm(expand, ({"const": "off"}, schema))
 
 
 class ShuffleSpec(Section):
@@ -164,7 +205,7 @@ def _artifacts(value: object) -> object:
     return {"folder": value}
 
 
-Artifacts = Annotated[ArtifactsSpec, BeforeValidator(_artifacts)]
+Artifacts = Annotated[ArtifactsSpec, ShortForm(_artifacts, (STRING, {"type": "null"}))]
 
 
 class FitSpec(Section):
@@ -189,7 +230,7 @@ def _fit(value: object) -> object:
     return value
 
 
-Fit = Annotated[FitSpec, BeforeValidator(_fit)]
+Fit = Annotated[FitSpec, ShortForm(_fit, ({"enum": ["auto"]},))]
 
 
 def _shuffle(value: object) -> object:
@@ -200,7 +241,7 @@ def _shuffle(value: object) -> object:
     return value
 
 
-Shuffle = Annotated[ShuffleSpec | None, BeforeValidator(_shuffle)]
+Shuffle = Annotated[ShuffleSpec | None, ShortForm(_shuffle, ({"enum": ["off"]},), null=False)]
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -255,7 +296,7 @@ def _bounds(value: object) -> tuple[int, ...] | None:
     return bounds
 
 
-Balance = Annotated[BalanceSpec | None, BeforeValidator(_balance)]
+Balance = Annotated[BalanceSpec | None, ShortForm(_balance, ({"type": "string", "pattern": r"\S"},))]
 _BOUNDS = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "uniqueItems": True}
 Bounds = Annotated[
     tuple[int, ...] | None, PlainValidator(_bounds), WithJsonSchema({"anyOf": [_BOUNDS, {"type": "null"}]})

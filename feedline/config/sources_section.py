@@ -238,23 +238,6 @@ def plain_source(source: MixedSourceSpec) -> SourceSpec:
     return SourceSpec.model_construct(_fields_set=set(own), **keys)
 
 
-def keys_of_source(
-    source: MixedSourceSpec,
-    rows: int,
-    features: Sequence[FeatureSpec],
-    groups: Sequence[DedupSpec],
-    batch: BatchSpec,
-) -> dict[str, Any]:
-    """What a pipeline of this source alone has instead of the pipeline's. rows: of a lane's share of a step."""
-    own = features_of(features, source)
-    return {
-        "only_source": plain_source(source),
-        "features": own,
-        "dedup": groups_of(groups, own),
-        "batch": batch.model_copy(update={"size": rows}),
-    }
-
-
 def canonical_features(features: Sequence[FeatureSpec]) -> list[list[Any]]:
     """A source's features as the canonical text has them: nothing is left to the pipeline's but expectations."""
     return [

@@ -221,9 +221,10 @@ def read_document(text: str, file: str) -> Document:
     except MarkedYAMLError as error:
         raise _syntax_error(error, file) from error
     except ReaderError as error:
-        line, column = _line_and_column(text, error.position)
+        before = text[: error.position]
+        position = Position(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
         message = f"not YAML: the character U+{ord(text[error.position]):04X} is not allowed"
-        raise SpecError(message_at(file, Position(line=line, column=column), (), message)) from error
+        raise SpecError(message_at(file, position, (), message)) from error
     except (YAMLError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
@@ -231,11 +232,6 @@ def read_document(text: str, file: str) -> Document:
     if root is not None:
         document.value = _Expansion(document).value_of(root, (), root.position)
     return document
-
-
-def _line_and_column(text: str, position: int) -> tuple[int, int]:
-    before = text[:position]
-    return before.count("\n") + 1, position - (before.rfind("\n") + 1) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +288,8 @@ class _Composer:
             node = self.sequence(event, path)
         if event.anchor:
             self.anchors[event.anchor] = node
-        self.check_tag(node, event, path)
+        if node.tag not in ("", _COLLECTION_TAGS.get(node.kind, f"{_CORE}str")):
+            raise self.error(event, path, f"tag not allowed: got {node.tag.replace(_CORE, '!!')}. Remove the tag")
         return node
 
     def scalar(self, event: Any) -> _Node:
@@ -354,11 +351,6 @@ class _Composer:
                         f"Quote the expression: {quoted}"
                     )
                     raise SpecError(message_at(self.file, node.position, path, message))
-
-    def check_tag(self, node: _Node, event: Any, path: Path) -> None:
-        allowed = _COLLECTION_TAGS.get(node.kind, f"{_CORE}str")
-        if node.tag and node.tag != allowed:
-            raise self.error(event, path, f"tag not allowed: got {node.tag.replace(_CORE, '!!')}. Remove the tag")
 
     def error(self, event: Any, path: Path, message: str) -> SpecError:
         return SpecError(message_at(self.file, _position_of(event.start_mark), path, message))

@@ -5,11 +5,10 @@ Runs in: `feedline schema`, and the generation of the page. Pure.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any
 
+from feedline.config.overrides import flow_text
 from feedline.expressions.types import type_name
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import MAX_INT, Op, in_words
@@ -113,16 +112,16 @@ def _section(found: Op) -> Iterable[str]:
         lines = ["| parameter | type | default | |", "|---|---|---|---|"]
         for name, value in found.parameters.model_json_schema()["properties"].items():
             required = found.parameters.model_fields[name].is_required()
-            default = "required" if required else _flow(value.get("default"))
+            default = "required" if required else flow_text(value.get("default"))
             lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
         yield "\n".join(lines)
     if outside := next((example.outside for example in found.examples if example.outside), None):
-        yield f"Examples with `{_flow(outside)}`:"
+        yield f"Examples with `{flow_text(outside)}`:"
     lines = ["| example | type | values | become |", "|---|---|---|---|"]
     for example in found.examples:
         dtypes = ", ".join(type_name(dtype) for dtype, _ in example.columns)
         inputs = [values for _, values in example.columns] if len(example.columns) > 1 else example.columns[0][1]
-        cells = (_flow(example.call.to_yaml()), dtypes, _flow(inputs), _flow(example.result))
+        cells = (flow_text(example.call.to_yaml()), dtypes, flow_text(inputs), flow_text(example.result))
         lines.append("| " + " | ".join(f"`{cell}`" for cell in cells) + " |")
     yield "\n".join(lines)
 
@@ -151,22 +150,3 @@ def _type_words(schema: dict[str, Any]) -> str:
 
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-
-
-def _flow(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(str(value), repr(value))
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, datetime):
-        return str(value)
-    if isinstance(value, bytes):
-        return json.dumps(value.decode("latin-1"))
-    plain = isinstance(value, str) and value.replace("_", "").replace(" ", "").isalnum() and not value[:1].isdigit()
-    return str(value) if plain and value not in ("null", "true", "false") else json.dumps(value, ensure_ascii=False)

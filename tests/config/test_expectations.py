@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +17,9 @@ from test_pipeline_spec import parse, refused
 
 from feedline.config import PipelineSpec
 from feedline.config.features import MEASURES, Expectation, broken_bounds
-from feedline.errors import DataError, FeederError, SpecError
+from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer, Quality
-from feedline.loader.ring.channel import REPORT
 from feedline.loader.ring.reports import EpochCounts, FeederReports, report_packet
 from feedline.loader.wire.facts import FeederStats
 from feedline.planning.schedule import Block
@@ -304,44 +301,3 @@ def test_a_feeder_that_continues_keeps_unreported_counts():
     monitor.begin(5)
     monitor.begin(5, replace(seen, through=0))
     assert rows_of(monitor) == 25
-
-
-def test_packing_counts_takes_little_of_the_time():
-    monitor = epoch("warn")
-    monitor.add(0, [(block(0), part(10))])
-    assert monitor.due_counts() == monitor.epoch_counts()
-    assert monitor.due_counts() is None
-    deadline = time.monotonic() + 60
-    while monitor.due_counts() is None:
-        assert time.monotonic() < deadline
-
-
-def test_memory_does_not_grow_with_epochs():
-    reports = FeederReports()
-    for stream in range(1, 50):
-        monitor = epoch("warn")
-        for rows in (3, 7):
-            monitor.add(rows, [(block(rows), part(rows))])
-            reports.receive(report_packet(stream, FeederStats(), monitor.epoch_counts()))
-        assert reports.quality is not None
-        assert reports.quality.rows == 10 * stream
-        assert len(reports._quality[1]) == 1
-
-
-def test_a_report_is_parsed_on_demand():
-    reports = FeederReports()
-    reports.receive(REPORT.pack(b"S", 1, 4) + b"{..." + b"no counts")
-    with pytest.raises(FeederError, match="expected the JSON of FeederStats"):
-        _ = reports.stats
-    with pytest.raises(struct.error):
-        _ = reports.quality
-
-
-def test_epochs_are_summed_and_judged_alone():
-    monitor = epoch("warn", null_rate="<= 0.1")
-    monitor.add(0, [(block(0), part(10, nulls=5))])
-    assert len(monitor.end()) == 1
-    monitor.begin(5)
-    monitor.add(0, [(block(0), part(10))])
-    assert monitor.end() == []
-    assert rows_of(monitor) == 20

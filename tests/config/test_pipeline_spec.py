@@ -137,17 +137,6 @@ def test_the_reference_of_the_design():
     ]
 
 
-def test_defaults():
-    spec = parse(base_dir="/jobs")
-    assert spec.shuffle == ShuffleSpec(seed=0, window_rows=None, rows=True, by=None)
-    assert (spec.batch.size, spec.batch.tail) == (8, "drop")
-    assert (spec.lanes, spec.epochs, spec.memory) == (None, 1, None)
-    assert (spec.source.table, spec.source.where, spec.source.split_rows) == ("/jobs/data", None, 65536)
-    cluster = spec.cluster
-    assert (cluster.threads, cluster.workers, cluster.scheduler, cluster.tls) == ("auto", None, None, None)
-    assert (cluster.insecure, cluster.wait_s, cluster.window) == (False, 60.0, None)
-
-
 def test_shuffle_off_is_a_word():
     assert parse(MINIMAL + "shuffle: off\n").shuffle is None
     assert parse(MINIMAL, {"shuffle": "off"}).shuffle is None
@@ -199,22 +188,6 @@ def test_an_override_supplies_a_missing_key():
     spec = parse(REFERENCE, {"features.dense.price": {"column": "cost"}, "features.dense.late": []})
     assert [feature.name for feature in spec.features][:3] == ["price", "hour", "late"]
     assert spec.features[0].column == "cost"
-
-
-def test_variables_reach_every_kind_of_value(monkeypatch):
-    monkeypatch.setenv("SIZE", "64")
-    monkeypatch.setenv("TABLE", "s3://bucket")
-    monkeypatch.setenv("MEMORY", "2GiB")
-    monkeypatch.setenv("WHERE", "")
-    text = COMPLETE.replace("size: 8", "size: ${SIZE}").replace("table: data", "table: ${TABLE}/clicks")
-    text = text.replace("where: price > 0", "where: ${WHERE}").replace("500 MB", "${MEMORY}")
-    spec = parse(text)
-    assert (spec.batch.size, spec.source.table, spec.memory, spec.source.where) == (
-        64,
-        "s3://bucket/clicks",
-        2**31,
-        None,
-    )
 
 
 def test_a_wrong_value_of_a_variable_names_it(monkeypatch):

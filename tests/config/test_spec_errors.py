@@ -80,16 +80,6 @@ from feedline.errors import SpecError
         ),
         ("lanes: 4", "tail: pad", "p.yaml:32:1: tail: unknown key: got 'tail'"),
         ("lanes: 4", "tail: pad", "It is a key of batch"),
-        (
-            "wait_s: 5",
-            "policy: stall",
-            "p.yaml:41:3: cluster.policy: unknown key: got 'policy'; the number of workers follows whether trainers",
-        ),
-        (
-            "wait_s: 5",
-            "autoscale: {gain: 0.1}",
-            "p.yaml:41:15: cluster.autoscale.gain: unknown key: got 'gain'; the number of workers follows whether",
-        ),
     ],
 )
 def test_errors_name_position_and_remedy(old, new, line):

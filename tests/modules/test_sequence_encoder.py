@@ -82,19 +82,6 @@ def test_an_encoder_has_the_results_and_gradients_of_torchs_over_each_row(
                 assert torch.equal(expand_rows(unique, feature), found)
 
 
-def test_gradients_are_the_derivatives():
-    lists = ids_of([3, 0, 10], [0, 0, 1, 2, 2])
-    encoder = DedupSequenceEncoder(4, 2, 1, 4, 0.0, dtype=torch.float64)
-
-    def encode(values: torch.Tensor) -> torch.Tensor:
-        feature = lists.deduplicated()
-        feature.values = values
-        return encoder(feature)
-
-    torch.manual_seed(5)
-    assert torch.autograd.gradcheck(encode, torch.randn(13, 4, dtype=torch.float64, requires_grad=True), fast_mode=True)
-
-
 def test_a_nan_stays_in_its_row():
     encoder = DedupSequenceEncoder(WIDTH, 2, 1, 16, 0.0)
     lists = Lists([torch.ones(3, WIDTH), torch.full((2, WIDTH), torch.nan), torch.ones(9, WIDTH)], [0, 1, 1, 2])

@@ -41,51 +41,38 @@ def select_in_stages(frame: pl.DataFrame, stages: Levels, expressions: Sequence[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Ending:
-    """What is left of a feature's value after the expression that Polars computes."""
-
-    expr: pl.Expr
-    run: Callable[[pl.Series], Column]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _OutputColumn:
-    """A feature: its ending, if any, and the column that it starts from, in the frame or computed by Polars."""
+class _Source:
+    """The column that features start from, in the frame or computed by Polars, and what kernels make of it, if any."""
 
     name: str
-    ending: _Ending | None
-    source: str
     computed: bool
+    run: Callable[[pl.Series], Column] | None
 
 
 class FusedPass:
     """Features as columns of a frame, in order; `columns` are those that every frame holds."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Value], columns: Collection[str]) -> None:
-        self._columns: list[_OutputColumn] = []
+        self._sources: dict[str, _Source] = {}  # by feature
         self._native: list[pl.Expr] = []
-        shared: dict[int, _OutputColumn] = {}  # by kernels or slice, which several features may share
+        shared: dict[int, _Source] = {}  # by kernels or slice, which several features may share
         for name, value in zip(names, values, strict=True):
-            same = value.ending
-            if id(same) in shared:
-                column = replace(shared[id(same)], name=name)
-            else:
-                ending = _ending(value)
-                expr = value.expr if ending is None else ending.expr
+            source = shared.get(id(value.ending))
+            if source is None:
+                expr, run = _ending(value) or (value.expr, None)
                 root = expr.meta.output_name() if expr.meta.is_column() else ""
                 computed = root not in columns
-                column = _OutputColumn(name=name, ending=ending, source=name if computed else root, computed=computed)
-                if ending is not None:
-                    shared[id(same)] = column
+                source = _Source(name=name if computed else root, computed=computed, run=run)
+                if run is not None:
+                    shared[id(value.ending)] = source
                 if computed:
                     self._native.append(expr.alias(name))
-            self._columns.append(column)
-        self._is_native = bool(self._columns) and all(
-            column.computed and column.ending is None for column in self._columns
-        )
+            self._sources[name] = source
+        sources = self._sources.values()
+        self._is_native = bool(sources) and all(source.computed and source.run is None for source in sources)
         # The one column that all features are, or that kernels make them of.
-        sources = {"" if column.computed else column.source for column in self._columns}
-        self.only_source = sources.pop() if len(sources) == 1 else ""
+        names_of_frame = {"" if source.computed else source.name for source in sources}
+        self.only_source = names_of_frame.pop() if len(names_of_frame) == 1 else ""
 
     def run(
         self,
@@ -98,39 +85,34 @@ class FusedPass:
         computed = select(wanted) if wanted else frame
         if self._is_native and not held:
             return computed, pl.DataFrame()
-        features = self._finish(lambda column: (computed if column.computed else frame).get_column(column.source))
+        features = self._finish(lambda source: (computed if source.computed else frame).get_column(source.name))
         return features, computed.select(held) if held else pl.DataFrame()
 
     def run_one(self, series: pl.Series) -> dict[str, Column]:
-        return self._finish(lambda column: series)
+        """The features of `only_source`."""
+        return self._finish(lambda source: series)
 
-    def _finish(self, find: Callable[[_OutputColumn], pl.Series]) -> dict[str, Column]:
-        done: dict[_Ending, Column] = {}
-        features: dict[str, Column] = {}
-        for column in self._columns:
-            ending = column.ending
-            if ending is None:
-                features[column.name] = find(column)
-                continue
-            if ending not in done:
-                done[ending] = ending.run(find(column))
-            features[column.name] = done[ending]
-        return features
+    def _finish(self, find: Callable[[_Source], pl.Series]) -> dict[str, Column]:
+        columns: dict[_Source, Column] = {}
+        for source in self._sources.values():
+            if source not in columns:
+                columns[source] = find(source) if source.run is None else source.run(find(source))
+        return {name: columns[source] for name, source in self._sources.items()}
 
 
-def _ending(value: Value) -> _Ending | None:
+def _ending(value: Value) -> tuple[pl.Expr, Callable[[pl.Series], Column]] | None:
+    """The expression that Polars computes, and what is left of the value after it."""
     match value.ending:
         case FusedKernels(values=values, run=run) if run is not None:
-            return _Ending(expr=values, run=run)
+            return values, run
         case TailSlice(lists=lists, start=start, stop=stop):
-            return _Ending(expr=lists, run=lambda series: slice_numbers(series, start, stop))
+            return lists, lambda series: slice_numbers(series, start, stop)
         case Elements(lists=lists, element=element, kernels=FusedKernels(run=run)) if run is not None:
             before = _ending(lists) if isinstance(lists.ending, TailSlice) else None
             if before is None:
-                return _Ending(expr=lists.expr, run=lambda series: map_flat(series, run, element.dtype))
-            return _Ending(
-                expr=before.expr, run=lambda series: map_flat(as_series(before.run(series)), run, element.dtype)
-            )
+                return lists.expr, lambda series: map_flat(series, run, element.dtype)
+            expr, cut = before
+            return expr, lambda series: map_flat(as_series(cut(series)), run, element.dtype)
     return None
 
 

@@ -111,7 +111,8 @@ class ValueCounts:
     def _check_memory(self, tally: _Tally, kept_values: _KeptValues) -> None:
         count = int(kept_values.sizes.sum())
         texts = tally.text_bytes(kept_values)
-        table = bytes_of_integers(count, tally.span) if self.element == INTEGER else bytes_of_strings(count, texts)
+        span = tally.largest - tally.smallest + 1
+        table = bytes_of_integers(count, span) if self.element == INTEGER else bytes_of_strings(count, texts)
         size = table + 16 * count + texts
         ids = self.reserved + count
         if size > self.max_memory or ids > LARGEST:
@@ -132,10 +133,6 @@ class _Tally:
     smallest: int
     largest: int
     dtype: pl.DataType
-
-    @property
-    def span(self) -> int:
-        return self.largest - self.smallest + 1
 
     @cached_property
     def distinct(self) -> int:

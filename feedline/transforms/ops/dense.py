@@ -339,15 +339,10 @@ def cast(x: Value, parameters: Cast) -> Value:
     kind = x.kind
     unsupported = {"string": (FLOAT, DECIMAL), "bool": (STRING, FLOAT, DECIMAL)}.get(parameters.to, ())
     if kind.element in unsupported:
-        raise SpecError(
-            f"a {kind.element} cannot become {parameters.to}: got {kind}, expected {_other_kinds(unsupported)}"
-        )
+        others = ", ".join(f"{other}s" for other in (INTEGER, BOOLEAN, STRING) if other not in unsupported)
+        raise SpecError(f"a {kind.element} cannot become {parameters.to}: got {kind}, expected {others}")
     target = CAST_TYPES[parameters.to]
     if not kind.listed and conversion(x.dtype, target) is not None:
         return x.convert(target)
     dtype = pl.List(target) if kind.listed else target
     return Value(expr=x.expr.cast(dtype, strict=parameters.strict), dtype=dtype, weights=x.weights)
-
-
-def _other_kinds(unsupported: tuple[str, ...]) -> str:
-    return ", ".join(f"{kind}s" for kind in (INTEGER, BOOLEAN, STRING) if kind not in unsupported)

@@ -282,16 +282,13 @@ def expr(x: Value, parameters: Expr) -> Value:
     The language is that of a feature's `expr` and of `source.where`. A list is `x` as a whole. The expression decides
     what becomes of nulls.
     """
-    bound = row_expression(parameters.expression, pa.schema([("x", _arrow_type(x.dtype))]))
+    schema = pl.DataFrame(schema={"x": x.dtype}).to_arrow().schema
+    bound = row_expression(parameters.expression, schema)
 
     def run(series: pl.Series) -> pl.Series:
         return series.alias("x").to_frame().select(bound.polars).to_series()
 
     return Value(expr=map_series(x.expr, run, bound.dtype), dtype=bound.dtype)
-
-
-def _arrow_type(dtype: pl.DataType) -> pa.DataType:
-    return pl.Series([], dtype=dtype).to_arrow().type
 
 
 def row_expression(text: str, schema: pa.Schema) -> BoundExpression:

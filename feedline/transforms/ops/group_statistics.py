@@ -223,7 +223,6 @@ def group_statistics(
             f"a list of keys takes one statistic: got stats {list(parameters.names)}, expected one word. Write a "
             "feature for each"
         )
-    keys.check(artifact)
     check_artifact(artifact, keys, parameters.max_memory, _SMALLER)
     dtype: pl.DataType = pl.Int64() if parameters.stats == "count" else pl.Float64()
 

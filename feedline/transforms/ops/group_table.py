@@ -257,7 +257,8 @@ def check_parts(groups: GroupKeys, parts: Parts, numbers: int, max_memory: int, 
 
 
 def check_artifact(artifact: Artifact, groups: GroupKeys, max_memory: int, remedy: str) -> None:
-    """Raise SpecError for an artifact that would exceed `max_memory` in the process that uses it."""
+    """Raise SpecError for an artifact of other keys, or that would exceed `max_memory` in the process that uses it."""
+    groups.check(artifact)
     assert artifact.table is not None
     if (message := GroupTableSize.at_least(groups, artifact.table).message(max_memory, remedy)) is not None:
         raise SpecError(message)

@@ -65,6 +65,11 @@ def _per_row(rows: Any, numbers: Values, count: int) -> Numbers:
     return np.bincount(rows, weights=numbers, minlength=count).astype(np.float64)
 
 
+def _ratio(top: Numbers, bottom: Numbers) -> Numbers:
+    """0 where the divisor is."""
+    return np.divide(top, bottom, out=np.zeros_like(top), where=bottom != 0)
+
+
 def _overlap(left: Ragged, right: Ragged) -> Numbers:
     rows, mine, others = shared_counts(left, right)
     return _per_row(rows, np.minimum(mine, others), len(left.lengths))
@@ -128,9 +133,7 @@ def get_jaccard_similarity(inputs: Sequence[Value], _: Parameters) -> Value:
 
     def similarity(left: Ragged, right: Ragged) -> Values:
         shared = _overlap(left, right)
-        union = left.lengths + right.lengths - shared
-        found: Values = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-        return found
+        return _ratio(shared, left.lengths + right.lengths - shared)
 
     return _over_pairs(inputs, similarity)
 
@@ -203,9 +206,7 @@ def _cosine(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
     sums, count = reduce_scores(left, own, right, theirs), len(left.lengths)
     inner = _per_row(sums.rows, sums.left * sums.right, count)
     squares = [_per_row(sums.rows, side * side, count) for side in (sums.left, sums.right)]
-    norm = np.sqrt(squares[0]) * np.sqrt(squares[1])
-    cosine: Values = np.divide(inner, norm, out=np.zeros_like(inner), where=norm != 0)
-    return cosine
+    return _ratio(inner, np.sqrt(squares[0]) * np.sqrt(squares[1]))
 
 
 def _inner(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
@@ -334,22 +335,16 @@ def _of_vectors(inputs: Sequence[Value], metric: str) -> Value:
             found[block] = _similarity(a[block].astype(np.float64), b[block].astype(np.float64), metric)
         return _scores(found, either([first_nulls, second_nulls]))
 
-    numbers = [x if element_type(language_type(x.dtype)) in NUMPY_TYPES else _in_floats(x) for x in inputs]
-    return Value(expr=over_columns([x.expr for x in numbers], run, pl.Float32()), dtype=pl.Float32())
-
-
-def _in_floats(x: Value) -> Value:
-    dtype = pl.Array(pl.Float64(), x.width or 0)
-    return Value(expr=x.expr.cast(dtype), dtype=dtype)
+    floats = pl.Array(pl.Float64(), left or 0)
+    numbers = [x.expr if element_type(language_type(x.dtype)) in NUMPY_TYPES else x.expr.cast(floats) for x in inputs]
+    return Value(expr=over_columns(numbers, run, pl.Float32()), dtype=pl.Float32())
 
 
 def _similarity(a: Numbers, b: Numbers, metric: str) -> Numbers:
     inner: Numbers = np.einsum("ij,ij->i", a, b)
     if metric == "inner":
         return inner
-    norm = np.sqrt(np.einsum("ij,ij->i", a, a)) * np.sqrt(np.einsum("ij,ij->i", b, b))
-    cosine: Numbers = np.divide(inner, norm, out=np.zeros_like(inner), where=norm != 0)
-    return cosine
+    return _ratio(inner, np.sqrt(np.einsum("ij,ij->i", a, a)) * np.sqrt(np.einsum("ij,ij->i", b, b)))
 
 
 def _matrix(vectors: pl.Series) -> tuple[Values, Mask | None]:

@@ -47,10 +47,6 @@ class OpError(SpecError):
         return type(self), (self.path, self.message)
 
 
-def any_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> None:
-    """For ops whose results have no known bound."""
-
-
 def same_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> int | None:
     """For ops whose results are ids of their first input."""
     return inputs[0]
@@ -141,7 +137,7 @@ class Op:
     repeats: bool = False
     learns: Learning | None = None
     reads: Callable[[Any], Reading] | None = None
-    ids: Ids = any_ids
+    ids: Ids = lambda *_: None
     per_value: bool = False
     slices: Callable[[Any], slice] | None = None
     name: str = ""

@@ -105,7 +105,9 @@ class Value:
             dtype, expr = language_type(dtype), expr.arr.to_list()
         if self.weights is None and _is_weighted(dtype):
             return weighted_value(expr, dtype, *WEIGHTED_FIELDS).plain()
-        plain = _plain_type(dtype)
+        plain = language_type(dtype)
+        if isinstance(plain, pl.List):
+            plain = pl.List(language_type(inner_type(plain)))
         if plain is self.dtype or plain == self.dtype:
             return self
         return Value(expr=expr if plain == dtype else expr.cast(plain), dtype=plain, weights=self.weights)
@@ -217,8 +219,3 @@ def _is_weighted(dtype: pl.DataType) -> bool:
 def element_type(dtype: pl.DataType) -> pl.DataType:
     """The type of a list's elements; any other type is returned as it is."""
     return inner_type(dtype) if isinstance(dtype, pl.List) else dtype
-
-
-def _plain_type(dtype: pl.DataType) -> pl.DataType:
-    dtype = language_type(dtype)
-    return pl.List(language_type(inner_type(dtype))) if isinstance(dtype, pl.List) else dtype

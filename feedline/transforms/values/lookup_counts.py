@@ -37,12 +37,12 @@ def count_lookups(series: pl.Series, unknown: range, repeats: Repeats | None = N
 
     repeats: int64 [rows], how often each row counts (None: once).
     """
-    values = _values(series)
-    within = _within(values, unknown)
-    if repeats is None:
-        return len(values), int(np.count_nonzero(within))
-    of_values = _repeats_of_values(series, repeats)
-    return int(of_values.sum()), int(of_values[within].sum())
+    if repeats is not None:
+        return sum_of_lookups(lookups_of_rows(series, unknown), repeats)
+    if isinstance(series.dtype, pl.List):
+        series = series.drop_nulls().explode(empty_as_null=False, keep_nulls=False)
+    values = series.drop_nulls().to_numpy()
+    return len(values), int(np.count_nonzero(_within(values, unknown)))
 
 
 def lookups_of_rows(series: pl.Series, unknown: range) -> RowLookups:
@@ -78,25 +78,6 @@ def _within(
     ids: np.ndarray[tuple[int], np.dtype[np.int64]], unknown: range
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """bool: which ids are unknown; mostly one stands for all unknown values."""
-    found: np.ndarray[tuple[int], np.dtype[np.bool_]]
     if len(unknown) == 1:
-        found = np.equal(ids, unknown.start)
-    else:
-        found = (ids - unknown.start).view(np.uint64) < np.uint64(len(unknown))
-    return found
-
-
-def _values(series: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    if isinstance(series.dtype, pl.List):
-        series = series.drop_nulls().explode(empty_as_null=False, keep_nulls=False)
-    return series.drop_nulls().to_numpy()
-
-
-def _repeats_of_values(series: pl.Series, repeats: Repeats) -> Repeats:
-    """How often each value that `_values` returns counts."""
-    rows = pl.Series(repeats)
-    if isinstance(series.dtype, pl.List):
-        lengths = series.list.len().fill_null(0).to_numpy()
-        rows = pl.Series(np.repeat(repeats, lengths))
-        series = series.drop_nulls().explode(empty_as_null=False, keep_nulls=False)
-    return rows.filter(series.is_not_null()).to_numpy()
+        return np.equal(ids, unknown.start)
+    return (ids - unknown.start).view(np.uint64) < np.uint64(len(unknown))

@@ -276,11 +276,9 @@ def filter_elements(x: Value, keep: Callable[..., Mask], *others: pl.Expr) -> Va
         absent = either([ragged.absent, *(one.absent for one in more)])
         return lists_of(result.values, result.offsets, holes=result.holes, absent=absent)
 
-    def select_ids(lists: pl.Series, *other_lists: pl.Series) -> pl.Series:
-        return select(lists, lists, *other_lists)
-
     weights = None if x.weights is None else over_columns([x.weights, x.expr, *others], select, WEIGHTS)
-    return Value(expr=over_columns([x.expr, *others], select_ids, x.dtype), dtype=x.dtype, weights=weights)
+    ids = over_columns([x.expr, *others], lambda lists, *more: select(lists, lists, *more), x.dtype)
+    return Value(expr=ids, dtype=x.dtype, weights=weights)
 
 
 def either(masks: Sequence[Mask | None]) -> Mask | None:

@@ -35,13 +35,8 @@ def text(spec: FeatureSpec) -> str:
             feature("dense", "price", {"fill_null": 0}, "log1p"),
             "price: float32 → fill_null → float32 → log1p → float32 → dense float32",
         ),
-        (feature("label", "paid"), "paid: bool → label float32"),
         (feature("extra", "ts"), "ts: timestamp[us, UTC] → extra timestamp[us, UTC]"),
         (feature("dense", "hour", expr="ts.dt.hour() / 23"), "ts.dt.hour() / 23: float64 → dense float32"),
-        (
-            feature("sparse", "history", {"first_x": 2}, {"modulo": 9}),
-            "history: list<int32> → first_x → list<int32> → modulo → list<int64> → sparse list<int64>",
-        ),
         (
             FeatureSpec(
                 name="crossed",
@@ -195,13 +190,6 @@ def several(op: str, *inputs: FeatureInput, arguments: str = "{}", then: tuple[O
     ("spec", "chain"),
     [
         (feature("dense", "f", "log1p", column="country"), "f: [log1p]: "),
-        (
-            feature("dense", "f", {"fill_null": 0}, {"clip": {"min": 2, "max": 1}}, column="price"),
-            "f: fill_null → [clip]: ",
-        ),
-        (feature("dense", "f", {"fill_null": "x"}, "standardize", column="country"), "f: fill_null → [standardize]: "),
-        (feature("categorical", "f", {"vocabulary": {"min_count": 0}}, column="country"), "f: [vocabulary]: "),
-        (feature("dense", "f", {"expr": "x.mean()"}, "log1p", column="price"), "f: [expr] → log1p: "),
         (feature("categorical", "f", "log1p", column="price"), "f: log1p → [categorical]: "),
         (feature("dense", "f", {"python": "my_features:f"}, column="price"), "f: [python my_features:f]: "),
         (
@@ -215,24 +203,6 @@ def several(op: str, *inputs: FeatureInput, arguments: str = "{}", then: tuple[O
                 FeatureInput(column="history", ops=(OpCall(op="first_x", arguments='{"": 0}'),)),
             ),
             "f (input history → first_x): [first_x]: ",
-        ),
-        (
-            several(
-                "id_overlap_count",
-                FeatureInput(column="history"),
-                FeatureInput(column="history"),
-                then=(OpCall(op="hash_bucket", arguments='{"": 9}'),),
-            ),
-            "f: id_overlap_count(history, history) → [hash_bucket]: ",
-        ),
-        (
-            several(
-                "cartesian",
-                FeatureInput(column="history"),
-                FeatureInput(column="country", ops=(OpCall(op="vocabulary"),)),
-                arguments='{"": 100}',
-            ),
-            "f: [cartesian](history, country → vocabulary): ",
         ),
     ],
 )

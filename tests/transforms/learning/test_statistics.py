@@ -5,7 +5,6 @@ The oracles are fractions.Fraction, numpy and the sketch of the library whose bu
 
 from __future__ import annotations
 
-import hashlib
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -23,7 +22,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
-from feedline.transforms.learning import statistics
 from feedline.transforms.learning.learner import Artifact, Learner
 from feedline.transforms.learning.statistics import Extremes, Moments, Quantiles, finite_numbers, root
 
@@ -155,37 +153,6 @@ def test_buckets_are_those_of_the_library(values: list[float]):
     shares = [(rank + 0.25) / (len(twice) - 1) for rank in (len(values) - 1, len(values))]  # clear of rounding
     left, right = (sketch.get_quantile_value(min(share, 1)) for share in shares)
     assert learner.finish([state]).facts["quantiles"] == [left / 2 + right / 2]
-
-
-class Public:
-    """Of an object what has a public name."""
-
-    def __init__(self, whole: object) -> None:
-        self.whole = whole
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.whole, name)
-
-
-@pytest.mark.parametrize(
-    ("error", "digest", "median"),
-    [
-        (0.0001, "99a09bd279929ae2", "0x1.6d14154000000p+29"),
-        (0.001, "1c7fa73a1ff2e39e", "0x1.6d14154000000p+29"),
-        (0.01, "bb4da5191e7387e3", "0x1.69fd8bf3645dcp+29"),
-        (0.1, "873296fab166ac19", "0x1.4bd51c4735719p+29"),
-    ],
-)
-def test_buckets_are_those_of_earlier_versions(error: float, digest: str, median: str, monkeypatch: pytest.MonkeyPatch):
-    """To the bit, and of the library nothing is used that it may rename."""
-    monkeypatch.setattr(statistics, "_mapping", lambda error: Public(CubicallyInterpolatedMapping(error)))
-    values = np.concatenate([[5e-324, 1e-310, 1e300], np.arange(1, 4001) ** 3.0 / 7, -np.arange(1, 500) / 3.0])
-    learner = Quantiles(op="o", parts=2, error=error)
-    buckets, places = learner._buckets(values)
-    assert hashlib.sha256(buckets[places].astype("<i4").tobytes()).hexdigest()[:16] == digest
-    assert learn(learner, pl.Series(values)).facts["quantiles"][0].hex() == median
 
 
 def test_quantiles_of_few_distinct_numbers_are_exact():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import check_elements, columns, rounded
 from op_oracles import run as run_op
-from pipelines import image
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import KBinsDiscretizer, MinMaxScaler, StandardScaler
 
-from feedline import Pipeline
-from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import DataError
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.registry.op import OpError
-from feedline.warehouse.table import Table
 
 RANDOM = np.random.default_rng(5)
 GAMMA = RANDOM.gamma(2, 3, 5000)
@@ -194,76 +189,6 @@ def test_wrong_parameters_are_refused():
     words = pl.Series("x", ["a"]).to_frame().to_arrow().schema
     with pytest.raises(OpError, match="standardize takes numbers, or lists of them: got string"):
         compile_features([feature("standardize")], words)
-
-
-# from pipeline.yaml to batches
-
-
-FEATURES = {
-    "dense": {
-        "scaled": {"column": "dense_0", "ops": ["fill_median", "log1p", "standardize"]},
-        "ranged": {"column": "dense_1", "ops": ["fill_mean", {"min_max": {"to": [-1, 1]}}]},
-    },
-    "categorical": {"bucket": {"column": "dense_2", "ops": ["fill_median", {"quantile_bucketize": 8}]}},
-    "sparse": {"history": {"column": "hist_0", "ops": [{"quantile_bucketize": {"buckets": 5}}]}},
-}
-
-
-def written(folder: Path, table: Path, **changes: Any) -> Path:
-    document = {
-        "version": 1,
-        "name": "dense",
-        "work_dir": "work",
-        "source": {"table": str(table)},
-        "features": FEATURES,
-        "batch": {"size": 500, "tail": "partial"},
-        "shuffle": "off",
-        "cluster": {"threads": 1},
-        **changes,
-    }
-    folder.mkdir(parents=True)
-    (folder / "p.yaml").write_text(json.dumps(document))
-    return folder / "p.yaml"
-
-
-def learnt(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    report = pipeline.fit()
-    assert report.manifest is not None
-    fits = load_manifest(report.folder, report.manifest).fits.values()
-    return {f"{fit.features[0]}.{fit.op}": dict(load_artifact(report.folder, fit).facts) for fit in fits}
-
-
-def test_fitted_from_a_table_and_fed_in_batches(tmp_path: Path, clicks: Path):
-    """Against scikit-learn and numpy over the whole table; split otherwise, everything is the same to the bit."""
-    pipeline = Pipeline.from_yaml(written(tmp_path / "a", clicks))
-    found = learnt(pipeline)
-    names = ["dense_0", "dense_1", "dense_2", "hist_0"]
-    table = pl.DataFrame(Table(str(clicks)).read(columns=names))
-    first, second, _ = (table[name].cast(pl.Float64).fill_null(math.nan).to_numpy()[:, None] for name in names[:3])
-    batches = list(pipeline.batches())
-    dense = np.concatenate([batch.dense.numpy() for batch in batches])
-    median = SimpleImputer(strategy="median").fit_transform(first)
-    assert found["scaled.fill_median"]["nulls"] == table["dense_0"].null_count()
-    assert found["scaled.fill_median"]["quantiles"][0] == pytest.approx(np.nanmedian(first), rel=0.001)
-    expected = StandardScaler().fit_transform(np.log1p(median))[:, 0]
-    np.testing.assert_allclose(dense[:, 0], expected, atol=0.002)
-    filled = SimpleImputer(strategy="mean").fit_transform(second)
-    np.testing.assert_allclose(dense[:, 1], MinMaxScaler((-1, 1)).fit_transform(filled)[:, 0], atol=1e-6)
-    ids = np.concatenate([batch.categorical.numpy()[:, 0] for batch in batches])
-    assert 2 <= len(np.unique(ids)) <= 8
-    flat = table["hist_0"].explode(empty_as_null=False, keep_nulls=False).drop_nulls().to_numpy()
-    borders = found["history.quantile_bucketize"]["quantiles"]
-    np.testing.assert_allclose(
-        borders, np.quantile(flat, np.arange(1, 5) / 5, method="inverted_cdf"), rtol=0.001, atol=0.5
-    )
-    values = np.concatenate([batch.sparse["history"].values.numpy() for batch in batches])
-    np.testing.assert_array_equal(values, np.searchsorted(borders, flat))
-
-    other = Pipeline.from_yaml(written(tmp_path / "b", clicks, cluster={"threads": 2}, fit={"memory": "64MiB"}))
-    assert learnt(other) == found
-    assert [image(batch) for batch in other.batches()] == [image(batch) for batch in batches]
-    served = pipeline.transform(table[:500])
-    np.testing.assert_array_equal(served.dense, dense[:500])
 
 
 @examples(30)

@@ -161,16 +161,6 @@ def test_a_row_s_own_target_does_not_change_its_feature(data: st.DataObject):
     assert before == after
 
 
-def test_rows_of_one_user_share_a_fold():
-    frame = FRAME.with_columns(user=pl.col("row") // 10)
-    spec = feature("shop", target="dwell", fold_by="user")
-    changed = frame.with_columns(pl.when(pl.col("user") == 3).then(1e6).otherwise("dwell").alias("dwell"))
-    mine = frame["user"] == 3
-    before, after = (encoded(spec, one, one, out_of_fold=True) for one in (frame, changed))
-    assert before.filter(mine).to_list() == after.filter(mine).to_list()
-    assert before.to_list() != after.to_list()
-
-
 def test_unknown_keys_become_the_mean():
     frame = pl.DataFrame({"shop": [1, 1, 2, 2], "clicked": [1, 0, 0, 0], "row": [1, 2, 3, 4]})
     rows = pl.DataFrame({"shop": [1, 2, 3, None], "row": [1, 2, 3, 4]})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -21,10 +20,8 @@ from op_oracles import INTEGERS
 from reference_hash import hash_of
 from vocabularies import COLUMNS, PARAMETERS, fitted, learner
 
-from feedline import Pipeline
 from feedline.config.features import FeatureSpec, OpCall
 from feedline.errors import DataError
-from feedline.fitting import spill
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops import resolve
@@ -205,35 +202,3 @@ def test_an_artifact_serves_other_fits_by_its_own_tables():
     assert looked_up(artifact, pl.Series([5, 9]), oov_buckets=1) == [3, 2]
     assert looked_up(artifact, pl.Series([5, 9]), oov_buckets=0) == [2, 1]
     assert InMemoryArtifacts(artifacts={"k": artifact}).artifacts["k"].digest == fitted([pl.Series([6, 5])]).digest
-
-
-def test_features_share_a_vocabulary_that_was_fitted_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    spilled = []
-    plain = spill.spill
-    monkeypatch.setattr(spill, "spill", lambda *given: spilled.append(given) or plain(*given))
-    random = np.random.default_rng(8)
-    numbers = (10**5 ** random.random(30_000)).astype(np.int64) * 10**12
-    table = pl.DataFrame({"item": numbers[:10_000], "history": numbers[10_000:].reshape(10_000, 2)})
-    for file in range(3):
-        rows = table[file::3].with_columns(pl.col("history").arr.to_list())
-        rows.write_parquet(tmp_path / f"{file}.parquet", row_group_size=1_000)
-    (tmp_path / "pipeline.yaml").write_text(
-        "version: 1\nname: shared\nsource: {table: '*.parquet'}\nbatch: {size: 100}\nfeatures:\n"
-        "  categorical: {item: [{vocabulary: {name: items}}]}\n  sparse: {history: [{vocabulary: {name: items}}]}\n"
-    )
-    digests = set()
-    for memory in ("1GB", "1MB"):
-        pipeline = Pipeline.from_yaml(tmp_path / "pipeline.yaml", set={"fit.memory": memory})
-        (fit,) = pipeline.fit().fits
-        digests.add(fit.digest)
-        assert bool(spilled) is (memory == "1MB")
-    assert len(digests) == 1
-    ids = oracle(numbers.tolist())
-    rows = table.head(500).with_columns(pl.col("history").arr.to_list())
-    found = pipeline.transform(rows)
-    assert found.categorical[:, 0].tolist() == [ids[value] for value in rows["item"]]
-    assert found.sparse["history"].values.tolist() == [ids[value] for value in rows["history"].explode()]
-    small = {"features.categorical.item": [{"vocabulary": {"max_memory": "50kB"}}]}
-    with pytest.raises(DataError, match=r"item: vocabulary: vocabulary: the vocabulary is larger than max_memory: got"):
-        Pipeline.from_yaml(tmp_path / "pipeline.yaml", set=small).fit()
-    assert not list((tmp_path / ".feedline").glob("fitting-*"))
