@@ -100,7 +100,6 @@ def save_skipped(work_dir: str, snapshot: str, skipped: Sequence[BadFile]) -> No
 
 
 def load_skipped(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
-    """The files left out of a snapshot."""
     return tuple(_load(work_dir, _skipped_name(snapshot)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -54,15 +55,6 @@ class Footer:
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageTask:
-    """Row groups and columns to decode."""
-
-    fragments: tuple[Fragment, ...]
-    columns: tuple[str, ...]
-    schema: pa.Schema
-
-
 @dataclass(slots=True)
 class Findings:
     """The results of the checks. `schema`: the columns of the files that fit together, as one table.
@@ -79,7 +71,6 @@ class Findings:
 
     @property
     def rows(self) -> int:
-        """Rows of the files whose footers are good."""
         return sum(sum(footer.rows) for footer in self.footers.values())
 
     @property
@@ -90,7 +81,6 @@ class Findings:
         return {name: column for name, column in values.items() if name not in held}
 
     def held(self) -> dict[str, HeldKey]:
-        """The keys that files hold whose paths lack them."""
         return held_keys(self.listing, [(schema, np.array(files, np.int64)) for schema, files in self.kinds])
 
     def table_schema(self) -> pa.Schema:
@@ -182,16 +172,14 @@ def check_pages(findings: Findings, columns: Sequence[str], *, map: Map | None, 
     if not stored or not files:
         return
     schema = pa.schema([findings.schema.field(name) for name in stored])
-    tasks = [
-        PageTask(fragments=part, columns=stored, schema=schema)
-        for part in gather(_fragments(findings, files, decoder), _TASK_ROWS, _TASK_FILES)
-    ]
+    parts = list(gather(_fragments(findings, files, decoder), _TASK_ROWS, _TASK_FILES))
+    decode = partial(decode_pages, columns=stored, schema=schema)
     indices = {path: index for index, path in enumerate(findings.listing.files["path"].to_pylist())}
     failures: set[int] = set()
-    sizes = [_rows_of(findings, indices, task) for task in tasks]
-    decoded = track((map or in_threads)(decode_pages, tasks), _PAGES, sizes, "rows")
-    for task, results in zip(tasks, decoded, strict=True):
-        for fragment, (corrupt, problem) in zip(task.fragments, results, strict=True):
+    sizes = [_rows_of(findings, indices, part) for part in parts]
+    decoded = track((map or in_threads)(decode, parts), _PAGES, sizes, "rows")
+    for part, results in zip(parts, decoded, strict=True):
+        for fragment, (corrupt, problem) in zip(part, results, strict=True):
             index = indices[fragment.path]
             if index in failures or (corrupt is None and problem is None):
                 continue
@@ -202,17 +190,19 @@ def check_pages(findings: Findings, columns: Sequence[str], *, map: Map | None, 
                 findings.problems.append(Problem(file=findings.name(index), reason=problem or ""))
 
 
-def _rows_of(findings: Findings, indices: Mapping[str, int], task: PageTask) -> int:
-    footers = [(findings.footers[indices[fragment.path]], fragment.row_groups) for fragment in task.fragments]
+def _rows_of(findings: Findings, indices: Mapping[str, int], fragments: Sequence[Fragment]) -> int:
+    footers = [(findings.footers[indices[fragment.path]], fragment.row_groups) for fragment in fragments]
     return sum(footer.rows[group] for footer, groups in footers for group in groups)
 
 
-def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
-    """Run one task; returns (damage, other problem) per fragment, each None if there is none."""
+def decode_pages(
+    fragments: Sequence[Fragment], *, columns: Sequence[str], schema: pa.Schema
+) -> list[tuple[str | None, str | None]]:
+    """Decode the columns of row groups: (damage, other problem) per fragment, each None if there is none."""
     results: list[tuple[str | None, str | None]] = []
-    for fragment in task.fragments:
+    for fragment in fragments:
         try:
-            decode_fragment(fragment, task.columns, task.schema)
+            decode_fragment(fragment, columns, schema)
         except CorruptFileError as error:
             results.append((reason_of(error, fragment.uri), None))
         except StoreError:

@@ -39,10 +39,10 @@ def killed(source: Path, target: Path, where: str, turn: int, **settings: object
 
 def assert_whole(source: Path, target: Path) -> int:
     """What readers see: whole files of whole partitions, each with its source's rows; returns how many."""
-    landed = target_at(str(target)).files_by_folder()
-    for folder, files in landed.items():
-        note = files[0].note
-        assert is_complete(files, note["settings"], note["sources"]), folder
+    landed = target_at(str(target)).notes_by_folder()
+    for folder, notes in landed.items():
+        note = notes[0]
+        assert is_complete(notes, note["settings"], note["sources"]), folder
         for path in files_of(target / folder):
             pq.ParquetFile(path).read()
         assert multiset(in_arrow(target / folder)) == multiset(in_arrow(source / folder))

@@ -391,7 +391,6 @@ def _relative(path: str, root: str) -> str:
 
 
 def parent(path: str) -> str:
-    """The folder of a path."""
     return path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
 
 

@@ -94,7 +94,7 @@ def newest_metadata(names: Collection[str], hint: str | None, table: str) -> str
     consecutive higher versions are newer. Without a hint the highest number counts.
     Raises TableNotFoundError if there is no metadata, TableError if the newest is ambiguous.
     """
-    numbers = {name: int(found[1]) for name in names if (found := _METADATA.match(name))}
+    numbers = {name: int(match[1]) for name in names if (match := _METADATA.match(name))}
     if not numbers:
         raise TableNotFoundError(
             f"{table} is not an Iceberg table: expected a folder with metadata/*.metadata.json, or such a file. For a "
@@ -139,10 +139,10 @@ def _snapshot_id(log: Any, uri: str, snapshot_id: int | None, as_of: str | None)
         )
     if as_of is None:
         return snapshot_id
-    found = log.snapshot_as_of_timestamp(int(moment_of(as_of).timestamp() * 1000))
-    if found is None:
+    snapshot = log.snapshot_as_of_timestamp(int(moment_of(as_of).timestamp() * 1000))
+    if snapshot is None:
         raise TableError(f"{redact(uri)} has no snapshot of {as_of} or before. Name a later time")
-    return int(found.snapshot_id)
+    return int(snapshot.snapshot_id)
 
 
 def _refuse(tasks: Sequence[Any], uri: str) -> None:

@@ -235,15 +235,15 @@ def _refuse_missing_values(column: str, file: str, history: ColumnHistory) -> No
 def _levels(field: pa.Field, fields: list[pa.Field], path: str) -> Iterator[tuple[pa.Field, list[pa.Field], str]]:
     """A declared field with a file's fields of the same level and its path, then its child fields likewise."""
     yield field, fields, path
-    mine = next((other for other in fields if other.name == field.name), None)
-    if mine is None or not pat.is_nested(field.type) or not pat.is_nested(mine.type):
+    stored = next((other for other in fields if other.name == field.name), None)
+    if stored is None or not pat.is_nested(field.type) or not pat.is_nested(stored.type):
         return
-    inner, theirs = child_fields(field.type), child_fields(mine.type)
+    inner, stored_children = child_fields(field.type), child_fields(stored.type)
     if pat.is_struct(field.type):
         for child in inner:
-            yield from _levels(child, theirs, f"{path}.{child.name}")
-    elif len(inner) == len(theirs):  # the names of elements, keys and values do not matter
-        for child, other in zip(inner, theirs, strict=True):
+            yield from _levels(child, stored_children, f"{path}.{child.name}")
+    elif len(inner) == len(stored_children):  # the names of elements, keys and values do not matter
+        for child, other in zip(inner, stored_children, strict=True):
             yield from _levels(child, [other.with_name(child.name)], f"{path}.{child.name}")
 
 

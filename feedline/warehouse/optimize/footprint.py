@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from feedline.progress import track
 from feedline.warehouse.optimize.survey import file_fragment, footer_of
@@ -60,21 +61,12 @@ class Footprint:
 
     @property
     def ratio(self) -> float:
-        """Uncompressed over compressed bytes."""
         return self.uncompressed_bytes / self.compressed_bytes if self.compressed_bytes else 1.0
 
     @property
     def requests_per_row_group(self) -> float:
         """Mean requests per row group for the projection."""
         return self.projection.requests / self.row_groups if self.row_groups else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FootprintTask:
-    """Files to measure, and the columns of the projection."""
-
-    fragments: tuple[Fragment, ...]
-    columns: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -113,9 +105,8 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
     """
     fragments = [file_fragment(snapshot, file) for file in range(len(snapshot.files))]
     parts = [tuple(fragments[start : start + _TASK_FILES]) for start in range(0, len(fragments), _TASK_FILES)]
-    tasks = [FootprintTask(fragments=part, columns=tuple(projection)) for part in parts]
-    total = FootprintSums()
-    for measured in track(map(measure_files, tasks), "measuring files", [len(part) for part in parts], "files"):
+    total, measure = FootprintSums(), partial(measure_files, columns=tuple(projection))
+    for measured in track(map(measure, parts), "measuring files", [len(part) for part in parts], "files"):
         total.add(measured)
     return Footprint(
         files=len(fragments),
@@ -137,14 +128,14 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
     )
 
 
-def measure_files(task: FootprintTask) -> FootprintSums:
-    """Run one task: measure its files."""
+def measure_files(fragments: Sequence[Fragment], *, columns: Sequence[str]) -> FootprintSums:
+    """Measure some files, with the columns of the projection."""
     total = FootprintSums()
-    for fragment in task.fragments:
+    for fragment in fragments:
         metadata, schema = footer_of(fragment)
         total.agree(metadata.metadata or {})
         leaves_of = dict(zip(schema.names, column_leaves(schema, metadata.num_columns, fragment.uri), strict=True))
-        projected = dict.fromkeys(task.columns)
+        projected = dict.fromkeys(columns)
         if content := (metadata.metadata or {}).get(METADATA_KEY):
             for name, group in DedupMetadata.from_json(content, fragment.uri).groups.items():
                 total.groups[name] |= dict.fromkeys(group.columns)

@@ -18,8 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow.fs as pafs
 
@@ -40,16 +39,10 @@ _WILDCARD = re.compile(r"/[^/]*[*?\[].*", re.DOTALL)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetFile:
-    """A file written by `optimize`: its path below the target's root, and its note."""
-
-    path: str
-    note: Mapping[str, Any]
+Note: TypeAlias = Mapping[str, Any]  # of a file that `optimize` has written
 
 
 def target_at(uri: str) -> Target:
-    """The target of a new run."""
     uri = absolute(uri)
     return Target(Claim(uri=uri, hidden=HIDDEN, file=_CLAIM, name=redact(uri)))
 
@@ -75,7 +68,6 @@ class Target:
         return stage
 
     def spill(self, slug: str) -> str:
-        """The folder of a partition's spill files."""
         return self.claim.own("spill", slug).path
 
     def land(self, folder: str, slug: str, names: Sequence[str], *, alone: bool) -> None:
@@ -134,8 +126,8 @@ class Target:
             self.remove(path)
             folder = folder.rpartition("/")[0]
 
-    def files_by_folder(self) -> dict[str, list[TargetFile]]:
-        """Return the files of earlier runs by partition folder. Raises TableError if the target holds any other."""
+    def notes_by_folder(self) -> dict[str, list[Note]]:
+        """The notes of earlier runs' files by partition folder. Raises TableError if the target holds other files."""
         with explain_errors(redact(self.uri)):
             kind = with_retries(
                 lambda: self.filesystem.get_file_info(self.root), self.filesystem, redact(self.uri)
@@ -151,18 +143,18 @@ class Target:
             if not path.endswith(SUFFIX):
                 raise self._foreign_file_error(path)
             sizes[path] = info.size
-        files: dict[str, list[TargetFile]] = {}
+        notes: dict[str, list[Note]] = {}
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-landed") as pool:
             for path, note in zip(sizes, pool.map(self._note, sizes, sizes.values()), strict=True):
                 if note is None:
                     raise self._foreign_file_error(path)
-                files.setdefault(path.rpartition("/")[0], []).append(TargetFile(path=path, note=note))
-        return files
+                notes.setdefault(path.rpartition("/")[0], []).append(note)
+        return notes
 
     def folder(self, folder: str) -> str:
         return join(self.root, folder) if folder else self.root
 
-    def _note(self, path: str, size: int) -> Mapping[str, Any] | None:
+    def _note(self, path: str, size: int) -> Note | None:
         note = key_value_metadata(self.filesystem, join(self.root, path), size, join(redact(self.uri), path)).get(
             NOTE_KEY
         )
@@ -187,12 +179,11 @@ class Target:
         return any(info.type == pafs.FileType.Directory for info in infos)
 
 
-def is_complete(files: Sequence[TargetFile], settings: str, sources: str) -> bool:
-    """Whether these are all the files of a partition, written with these settings from these sources."""
+def is_complete(notes: Sequence[Note], settings: str, sources: str) -> bool:
+    """Whether these are of all the files of a partition, written with these settings from these sources."""
     numbers: dict[int, list[tuple[int, bool]]] = {}  # per unit, (number, whether it is the last) of its files
     units = set()
-    for file in files:
-        note = file.note
+    for note in notes:
         if (note.get("settings"), note.get("sources")) != (settings, sources):
             return False
         units.add(note["units"])

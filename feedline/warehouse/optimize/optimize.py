@@ -38,8 +38,8 @@ from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.optimize.clustering import Gatherer, key_hashes, row_order
 from feedline.warehouse.optimize.footprint import Footprint, footprint
 from feedline.warehouse.optimize.landing import (
+    Note,
     Target,
-    TargetFile,
     is_complete,
     partition_folder,
     refuse_overlap,
@@ -114,7 +114,6 @@ class Sizes:
 
 
 def partitions_of(snapshot: Snapshot) -> list[Partition]:
-    """Return the table's partitions, in the table's order."""
     files_of: dict[str, list[int]] = {}
     for file, path in enumerate(snapshot.files["path"].to_pylist()):
         files_of.setdefault(_folder(snapshot, path), []).append(file)
@@ -345,13 +344,13 @@ def optimize(
     run = runner.run
     check_settings(snapshot, settings, projection)
     refuse_overlap(source or [snapshot.uri], target)
-    old_files = (destination := target_at(target)).files_by_folder()
+    old_notes = (destination := target_at(target)).notes_by_folder()
     with _claimed(destination):
         before = footprint(snapshot, projection, map=run)
         recipe = recipe_for(snapshot, destination.claim, settings, before, map=run)
         partitions = partitions_of(snapshot)
         choices: list[Choice] = []
-        finished = {part.folder for part in partitions if _is_finished(part, old_files, recipe)}
+        finished = {part.folder for part in partitions if _is_finished(part, old_notes, recipe)}
         pending = [part for part in partitions if part.folder not in finished]
         started_s = measured_s = time.perf_counter()
         if pending:
@@ -359,7 +358,7 @@ def optimize(
             measured_s = time.perf_counter()
             _write(snapshot, destination, recipe, pending, sizes, runner)
         written_s = time.perf_counter()
-        gone = sorted(set(old_files) - {part.folder for part in partitions})
+        gone = sorted(set(old_notes) - {part.folder for part in partitions})
         for folder in gone:
             destination.remove_partition(folder)
     return OptimizeReport(
@@ -367,7 +366,7 @@ def optimize(
         target=destination.uri,
         written=len(pending),
         finished=len(finished),
-        outdated=0 if settings.goal == "size" else _outdated(finished, old_files, recipe),
+        outdated=0 if settings.goal == "size" else _outdated(finished, old_notes, recipe),
         decoder=recipe.decoder,
         taken_away=len(gone),
         columns=tuple(recipe.target.names),
@@ -384,8 +383,8 @@ def optimize(
     )
 
 
-def _is_finished(partition: Partition, old_files: dict[str, list[TargetFile]], recipe: Recipe) -> bool:
-    return is_complete(old_files.get(partition.folder, []), recipe.settings, partition.sources)
+def _is_finished(partition: Partition, old_notes: dict[str, list[Note]], recipe: Recipe) -> bool:
+    return is_complete(old_notes.get(partition.folder, []), recipe.settings, partition.sources)
 
 
 @contextmanager
@@ -405,8 +404,8 @@ def _claimed(destination: Target) -> Iterator[None]:
     destination.claim.release()
 
 
-def _outdated(finished: Iterable[str], old_files: dict[str, list[TargetFile]], recipe: Recipe) -> int:
-    return sum(any(file.note.get("decoder") != recipe.decoder for file in old_files[folder]) for folder in finished)
+def _outdated(finished: Iterable[str], old_notes: dict[str, list[Note]], recipe: Recipe) -> int:
+    return sum(any(note.get("decoder") != recipe.decoder for note in old_notes[folder]) for folder in finished)
 
 
 def _measure(

@@ -116,17 +116,17 @@ def _with_id(field: pa.Field, others: Sequence[pa.Field]) -> pa.Field:
 
 
 def _with_inner_ids(kind: pa.DataType, others: Sequence[pa.DataType]) -> pa.DataType:
-    mine = child_fields(kind)
-    if not mine or not (pat.is_struct(kind) or is_list(kind) or pat.is_map(kind)):
+    children = child_fields(kind)
+    if not children or not (pat.is_struct(kind) or is_list(kind) or pat.is_map(kind)):
         return kind
     if pat.is_struct(kind):
         below: list[Mapping[str, pa.Field]] = [{field.name: field for field in child_fields(other)} for other in others]
         return pa.struct(
-            [_with_id(field, [fields[field.name] for fields in below if field.name in fields]) for field in mine]
+            [_with_id(field, [fields[field.name] for fields in below if field.name in fields]) for field in children]
         )
     inner = [
-        _with_id(field, [child_fields(other)[index] for other in others if len(child_fields(other)) == len(mine)])
-        for index, field in enumerate(mine)
+        _with_id(field, [child_fields(other)[index] for other in others if len(child_fields(other)) == len(children)])
+        for index, field in enumerate(children)
     ]
     return nested_like(kind, inner)
 

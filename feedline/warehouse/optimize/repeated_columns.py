@@ -33,7 +33,6 @@ class GroupSaving:
 
     @property
     def factor(self) -> float:
-        """Rows per run."""
         return self.rows / self.runs if self.runs else 1.0
 
 
@@ -65,7 +64,6 @@ def check_groups(groups: DedupGroups) -> None:
 
 
 def refuse_columns(snapshot: Snapshot, groups: DedupGroups, flatten: tuple[str, ...]) -> None:
-    """Raise TableArgumentError for columns that no group can hold."""
     for name, members in groups:
         if flag_column(name) in snapshot.schema.names:
             raise TableArgumentError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -149,16 +150,6 @@ class Survey:
     keys: dict[str, Counter[Key]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurveyTask:
-    """Whole files to survey; `columns`: those with unknown null counts; `maps`: those whose keys to count."""
-
-    fragments: tuple[Fragment, ...]
-    schema: pa.Schema
-    columns: tuple[str, ...]
-    maps: tuple[str, ...]
-
-
 def survey(
     snapshot: Snapshot,
     maps: Sequence[str],
@@ -185,29 +176,29 @@ def survey(
     keys: dict[str, Counter[Key]] = {name: Counter() for name in maps}
     if uncounted or maps:
         files = (file_fragment(snapshot, file) for file in range(len(snapshot.files)))
-        tasks = [
-            SurveyTask(fragments=part, schema=schema, columns=tuple(uncounted), maps=tuple(maps))
-            for part in gather(((file, file.bytes) for file in files), _TASK_BYTES, _TASK_FILES)
-        ]
-        files_of = [len(task.fragments) for task in tasks]
-        for part in track(map(survey_files, tasks), "looking for nulls and keys", files_of, "files"):
+        parts = list(gather(((file, file.bytes) for file in files), _TASK_BYTES, _TASK_FILES))
+        of_files = partial(survey_files, schema=schema, columns=tuple(uncounted), maps=tuple(maps))
+        for part in track(map(of_files, parts), "looking for nulls and keys", [len(part) for part in parts], "files"):
             nulls |= part.nulls
             for name, counts in part.keys.items():
                 keys[name].update(counts)
     return Survey(nulls=frozenset(nulls), keys=keys)
 
 
-def survey_files(task: SurveyTask) -> Survey:
-    """Run one task: per file, read the maps, and the columns that its footer does not prove to be free of nulls."""
+def survey_files(
+    fragments: Sequence[Fragment], *, schema: pa.Schema, columns: Sequence[str], maps: Sequence[str]
+) -> Survey:
+    """Survey whole files: read the maps, and of the columns, whose null counts are unknown, those that the footer does
+    not prove to be free of nulls."""
     nulls: set[str] = set()
-    keys: dict[str, Counter[Key]] = {name: Counter() for name in task.maps}
-    for fragment in task.fragments:
-        without_null = _columns_without_nulls(fragment, task.columns)
-        unproven = [name for name in task.columns if name not in without_null]
+    keys: dict[str, Counter[Key]] = {name: Counter() for name in maps}
+    for fragment in fragments:
+        without_null = _columns_without_nulls(fragment, columns)
+        unproven = [name for name in columns if name not in without_null]
         for row_group in fragment.row_groups:
             group = fragment_of_group(fragment, row_group)
-            for name in dict.fromkeys([*unproven, *task.maps]):
-                column = contiguous(read_arrow(group, ReadRequest([name], task.schema))[name])
+            for name in dict.fromkeys([*unproven, *maps]):
+                column = contiguous(read_arrow(group, ReadRequest([name], schema))[name])
                 if name in unproven:
                     nulls |= set(null_paths(name, column))
                 if name in keys:
@@ -237,19 +228,16 @@ def required_paths(field: pa.Field) -> Iterator[str]:
 
 
 def footer_of(fragment: Fragment) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return a file's footer and Arrow schema."""
     with fragment.open() as file:
         return file.metadata, file.schema
 
 
 def file_fragment(snapshot: Snapshot, file: int) -> Fragment:
-    """Return the fragment of all of a file's rows."""
     groups = snapshot.row_groups_of(file)
     return fragment_at(snapshot, file, groups, np.full(len(groups), UNCOUNTED))
 
 
 def fragment_of_group(fragment: Fragment, row_group: int) -> Fragment:
-    """Return the fragment of one row group, by its index in the file."""
     return replace(fragment, row_groups=(row_group,), expected=(UNCOUNTED,))
 
 

@@ -146,7 +146,6 @@ def records_cost_nothing(work_dir: str) -> bool:
 
 
 def remaining_rows(fragment: Fragment) -> int:
-    """Count the kept rows of a fragment that are not excluded."""
     return sum(fragment.expected) - sum(count_excluded(bits) for bits in fragment.excluded)
 
 
@@ -174,18 +173,18 @@ class Records:
         location = locate(absolute(self._work_dir))
         files, name = location.filesystem, join(redact(location.uri), self._folder)
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
-        found: dict[str, list[tuple[int, int, str]]] = {}
+        records: dict[str, list[tuple[int, int, str]]] = {}
         try:
             infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
         except (OSError, TableError, pa.ArrowException) as error:
             logger.warning("%s cannot be listed (%s): it is not known which rows were delivered", name, error)
-            return found
+            return records
         for info in infos:
             words = info.base_name.removesuffix(".arrow").split("-")
             if info.base_name.endswith(".arrow") and len(words) == 4:
                 record = int(words[1]), int(words[2]), info.base_name
-                found.setdefault(words[0], []).append(record)
-        return found
+                records.setdefault(words[0], []).append(record)
+        return records
 
     def of(self, fragment: Fragment) -> dict[int, RowIdentities]:
         """Load the records of a fragment's row groups, by their index in the file."""

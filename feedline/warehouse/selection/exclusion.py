@@ -141,7 +141,6 @@ class Exclusion(ExcludedRows):
 
     @cached_property
     def rows(self) -> int:
-        """How many rows are left out."""
         return sum(self.counts.values())
 
     def reasons(self) -> dict[tuple[str, str], int]:
@@ -162,7 +161,6 @@ class Exclusion(ExcludedRows):
         return below(absolute(work_dir), name)
 
     def write(self, file: str) -> None:
-        """Write it as a file, a path or URI."""
         self._write(*_split_path(file))
 
     def _write(self, folder: str, name: str) -> None:

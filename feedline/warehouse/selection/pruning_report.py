@@ -94,7 +94,6 @@ def report_of(
     bloom_bytes: int = 0,
     cached: bool = False,
 ) -> SelectionReport:
-    """Build the report of a selection."""
     stored, fate, rows, matched = snapshot.rows_per_row_group, verdicts.fate, verdicts.rows, verdicts.matched
 
     def share(row_groups: Bools, weights: Int64s = stored) -> Share:

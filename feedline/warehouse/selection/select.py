@@ -75,11 +75,11 @@ def row_groups_before(before: Snapshot, after: Snapshot) -> Int64s:
     if known.retimed.any():
         logger.warning("%s", retimed_text(after, known.retimed, "counted again"))
     starts = np.searchsorted(before.file_of_row_group, np.arange(len(before.files)))
-    mine = after.file_of_row_group
-    if not len(mine) or not len(starts):
-        return np.full(len(mine), -1, np.int64)
-    file = known.before  # file 0 is new and file 1 was 0, of two row groups each -> [-1, -1, 0, 1]
-    return np.where(file[mine] >= 0, starts[file[mine]] + after.row_group_in_file, -1).astype(np.int64)
+    if not len(after.file_of_row_group) or not len(starts):
+        return np.full(len(after.file_of_row_group), -1, np.int64)
+    file = known.before[after.file_of_row_group]
+    # file 0 is new and file 1 was 0, of two row groups each -> file [-1, -1, 0, 0] -> [-1, -1, 0, 1]
+    return np.where(file >= 0, starts[file] + after.row_group_in_file, -1).astype(np.int64)
 
 
 def _carried_counts(request: Pass, before: Snapshot, counts: pa.Table | None, row_groups: Int64s) -> pa.Table:
@@ -306,7 +306,6 @@ def screen_rows(snapshot: Snapshot, where: BoundExpression | None, *, sample: Bo
 
 
 def count_task(task: CountTask) -> tuple[Count, ...]:
-    """Run one task: count each row group of each fragment."""
     where, sample = bind_once(task.where, task.sample, task.schema)
     return tuple(
         count for fragment in task.fragments for count in count_fragment(fragment, where, task.schema, sample=sample)

@@ -200,10 +200,10 @@ def arrivals(listing: Listing, seen: pa.Table) -> Arrivals:
     gone = pc.invert(pc.is_in(contiguous(seen["path"]), value_set=path))
     lost = seen.filter(gone)
     came = names.take(pa.array(new))
-    both = lost.filter(pc.is_in(contiguous(lost["folder"]), value_set=came))
+    changed = lost.filter(pc.is_in(contiguous(lost["folder"]), value_set=came))
     rewritten = []
-    for folder in pc.unique(contiguous(both["folder"])).to_pylist():
-        went = both.filter(pc.equal(both["folder"], folder))["path"][0].as_py()
+    for folder in pc.unique(contiguous(changed["folder"])).to_pylist():
+        went = changed.filter(pc.equal(changed["folder"], folder))["path"][0].as_py()
         arrived = path[int(new[pc.index(came, folder).as_py()])].as_py()
         rewritten.append((folder, went, arrived))
     altered = np.flatnonzero((known.index >= 0) & ~known.agrees)

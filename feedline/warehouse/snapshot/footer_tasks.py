@@ -52,7 +52,6 @@ class FooterResult:
 
     @property
     def files(self) -> int:
-        """The number of files."""
         return len(self.corrupt) + len(self.problems) + sum(len(block.files) for block in self.blocks)
 
 
@@ -82,7 +81,6 @@ def read_footers(
 
 
 def footer_task(task: FooterTask) -> FooterResult:
-    """Read the footers of one task's files."""
     location = locate(task.uri)
 
     def facts(file: tuple[int, str, int]) -> FileFacts | TableError:

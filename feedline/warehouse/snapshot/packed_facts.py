@@ -242,7 +242,6 @@ def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[FactBlock]:
 
 
 def part_without_files() -> SnapshotPart:
-    """The facts of a table without files."""
     return _block(pa.schema([]), []).part()
 
 

@@ -338,13 +338,13 @@ Int64s = npt.NDArray[np.int64]
 
 def same_files(one: Snapshot, other: Snapshot) -> Int64s:
     """int64 [files of `other`]: the index of the same file in `one`, -1 without one."""
-    mine, theirs = contiguous(one.files["path"]), contiguous(other.files["path"])
+    own_paths, paths = contiguous(one.files["path"]), contiguous(other.files["path"])
     if absolute(one.uri) == absolute(other.uri):
-        return _filled(pc.index_in(theirs, value_set=mine))
-    same = np.full(len(theirs), -1, np.int64)
+        return _filled(pc.index_in(paths, value_set=own_paths))
+    same = np.full(len(paths), -1, np.int64)
     places_of_one, places = _with_footers_of(one, other), _with_footers_of(other, one)  # a file has one footer
-    names = _real_names(other, theirs.take(pa.array(places)))
-    index = _filled(pc.index_in(names, value_set=_real_names(one, mine.take(pa.array(places_of_one)))))
+    names = _real_names(other, paths.take(pa.array(places)))
+    index = _filled(pc.index_in(names, value_set=_real_names(one, own_paths.take(pa.array(places_of_one)))))
     same[places[index >= 0]] = places_of_one[index[index >= 0]]
     return same
 

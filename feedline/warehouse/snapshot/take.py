@@ -180,7 +180,6 @@ class Overflow:
         self._file: _UnlinkedFile | None = None
 
     def add(self, blocks: Iterable[FactBlock]) -> None:
-        """Add blocks. Raises StoreError if the disk has no room for those that do not fit in memory."""
         for block in blocks:
             self._blocks.append(block)
             self._held_bytes += block.nbytes

@@ -1,4 +1,4 @@
-"""Measures of kept rows per row group, against DuckDB; kept in work_dir, and named by all that decides them."""
+"""Measures of kept rows per row group, against DuckDB and numpy; kept in work_dir, named by all that decides them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from feedline.errors import DataError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.sample import Sample, bind_sample
-from feedline.warehouse.selection.row_measures import Int64s, measure_rows
+from feedline.warehouse.selection.row_measures import Int64s, count_lengths, measure_rows
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -100,3 +100,38 @@ def test_a_value_that_breaks_a_rule_is_named(table: Path):
     pq.write_table(pa.table({"x": [1, 2, None], "y": [0, 9, 0]}), table / "day=1" / "b.parquet")
     with pytest.raises(DataError, match=r"column 'x' must not be null \(day=1/b.parquet, row group 0, row 1 of those"):
         measured(table, "y < 3")
+
+
+BOUNDS = (2, 5, 9)
+GROUPS = 12
+
+
+@pytest.fixture(scope="module")
+def lists_table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[list[int] | None]], list[list[int]]]:
+    """Files of four row groups each: the folder, and per row group its lists, with nulls, and days."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("lengths")
+    lists = [[None if rng.random() < 0.1 else [1] * int(rng.integers(0, 14)) for _ in range(50)] for _ in range(GROUPS)]
+    days = [rng.integers(0, 4, 50).tolist() for _ in range(GROUPS)]
+    for file in range(3):
+        with pq.ParquetWriter(
+            folder / f"{file}.parquet", pa.schema({"h": pa.list_(pa.int64()), "day": pa.int64()})
+        ) as out:
+            for group in range(4 * file, 4 * file + 4):
+                out.write_table(pa.table({"h": pa.array(lists[group], pa.list_(pa.int64())), "day": days[group]}))
+    return folder, lists, days
+
+
+@pytest.mark.parametrize("where", [None, "day < 2", "day == 3"])
+def test_rows_are_counted_as_numpy_counts_them(lists_table: Any, tmp_path: Path, where: str | None):
+    folder, lists, days = lists_table
+    snapshot, work_dir = take_snapshot(str(folder)), str(tmp_path)
+    bound = None if where is None else bind_where(where, snapshot.schema)
+    selection = select_rows(snapshot, bound, work_dir=work_dir)
+    found = count_lengths(snapshot, selection, "h", BOUNDS, work_dir=work_dir)
+    for group in range(GROUPS):
+        kept = [each for each, day in zip(lists[group], days[group], strict=True) if where is None or eval(where)]
+        lengths = np.array([len(each or ()) for each in kept])
+        bucket = np.digitize(lengths, BOUNDS, right=True).clip(max=2)
+        assert found.rows[group].tolist() == np.bincount(bucket, minlength=3).tolist()
+        assert found.elements[group] == np.minimum(lengths, 9).sum()
+        assert (found.longest[group], found.beyond[group]) == (lengths.max(), (lengths > 9).sum())
