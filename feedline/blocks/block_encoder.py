@@ -26,7 +26,7 @@ from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.native.coded_values import CodedValues
-from feedline.native.turns import TURN
+from feedline.native.rows import TURN
 from feedline.native.unique_rows import UniqueRows, first_uses, join_inverses
 from feedline.resources.thread_clocks import POOL, contended_s
 from feedline.transforms.compile.coded_features import Evaluated

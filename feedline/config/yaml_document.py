@@ -13,22 +13,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, fields
-from typing import Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    CollectionStartEvent,
-    DocumentStartEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-)
-from ruamel.yaml.reader import ReaderError
+from typing import TYPE_CHECKING, Any
 
 from feedline.errors import SpecError
+
+if TYPE_CHECKING:  # imported where YAML is read: a feeder gets its pipeline as JSON
+    from ruamel.yaml.error import MarkedYAMLError
+    from ruamel.yaml.events import CollectionStartEvent
 
 # --------------------------------------------------------------------------------------------------------------------
 # Positions of entries in a pipeline.yaml, so that an error names file, line, column and path. A document is plain
@@ -212,6 +203,9 @@ def read_document(text: str, file: str) -> Document:
     Raises:
         SpecError: not YAML, or beyond the limits; names file, line, column and, where known, the path.
     """
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415 -- see above
+    from ruamel.yaml.reader import ReaderError  # noqa: PLC0415 -- see above
+
     document = Document(file=file, value=None, positions={(): Position(line=1, column=1)})
     text = text.removeprefix("\ufeff")
     if len(text) > MAX_BYTES:
@@ -251,8 +245,11 @@ class _Composer:
     """Composes events into nodes, recursion bounded by MAX_DEPTH."""
 
     def __init__(self, text: str, file: str) -> None:
+        from ruamel.yaml import YAML, events  # noqa: PLC0415 -- see above
+
         self.text = text
         self.file = file
+        self.kinds = events
         self.anchors: dict[str, _Node] = {}
         self.events: Iterator[Any] = iter(YAML(typ="safe", pure=True).parse(text))
         self.budget = MAX_ENTRIES
@@ -260,7 +257,7 @@ class _Composer:
     def compose(self) -> _Node | None:
         root = None
         for event in self.events:
-            if isinstance(event, DocumentStartEvent):
+            if isinstance(event, self.kinds.DocumentStartEvent):
                 if root is not None:
                     raise self.error(event, (), "a second document: expected one document. Remove the line `---`")
                 if event.version and tuple(event.version) != (1, 2):
@@ -272,7 +269,7 @@ class _Composer:
         self.budget -= 1
         if self.budget < 0:
             raise self.error(event, path, f"document too large: expected at most {MAX_ENTRIES} entries")
-        if isinstance(event, AliasEvent):
+        if isinstance(event, self.kinds.AliasEvent):
             if event.anchor not in self.anchors:
                 raise self.error(
                     event, path, f"unknown alias: got *{event.anchor}, expected an anchor of a value before it"
@@ -280,9 +277,9 @@ class _Composer:
             return self.anchors[event.anchor]
         if len(path) > MAX_DEPTH:
             raise self.error(event, path[:3], f"nested too deeply: expected at most {MAX_DEPTH} levels")
-        if isinstance(event, ScalarEvent):
+        if isinstance(event, self.kinds.ScalarEvent):
             node = self.scalar(event)
-        elif isinstance(event, MappingStartEvent):
+        elif isinstance(event, self.kinds.MappingStartEvent):
             node = self.mapping(event, path)
         else:
             node = self.sequence(event, path)
@@ -307,7 +304,7 @@ class _Composer:
         pairs: list[tuple[_Node, _Node]] = []
         repeated = None
         first_keys: dict[str, _Node] = {}
-        while not isinstance(head := next(self.events), MappingEndEvent):
+        while not isinstance(head := next(self.events), self.kinds.MappingEndEvent):
             key = self.node(head, (*path, "?"))
             if key.kind != "scalar":
                 raise self.error(head, path, f"key is not a scalar: got a {key.kind}, expected a string")
@@ -326,7 +323,7 @@ class _Composer:
 
     def sequence(self, event: Any, path: Path) -> _Node:
         items: list[_Node] = []
-        while not isinstance(head := next(self.events), SequenceEndEvent):
+        while not isinstance(head := next(self.events), self.kinds.SequenceEndEvent):
             items.append(self.node(head, (*path, len(items))))
         if event.flow_style:
             self.check_commas(items, path)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout, SparseFeatures
-from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
+from feedline.loader.encoding.slot import Buffer, encoded_rows, read_extras, read_header, write_rows
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.tensors.slot_tensors import DeviceBytes, Features, InverseColumn, copy_pieces, cut_pieces
 from feedline.loader.tensors.torchrec_tensors import KeyedTensors, needs_lists_apart, register_pipelineable
@@ -67,7 +67,7 @@ class Batch(KeyedTensors):
         here = self.to("cpu")
         rows = expand(encoded_rows(self._layout, pa.py_buffer(here._root)), self._layout.schema)
         layout = SlotLayout(self._layout.schema.expanded, self._layout.sparse_features, self._layout.bounds)
-        valid = SlotArrays(self._layout, here._header, here._root).valid
+        valid = here.valid.numpy()
         return Batch.over(layout, write_rows(layout, [rows], valid, epoch=self.epoch, step=self.step)).to(self.device)
 
     def __getitem__(self, name: str) -> Any:

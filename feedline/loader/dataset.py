@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -192,7 +193,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
             if self._ended == iterator:  # another thread took its end, while this one was on its way
                 return None
             if self._start_s is None:
-                self._start()
+                self._start_s = time.perf_counter()
             reading = self._progress.reading
             if self._untouched == iterator:
                 self._progress, self._untouched = replace(self._progress, start=(reading[0] + 1, 0)), 0
@@ -264,7 +265,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         if (warning := environment_warning(resume, answer.facts)) is not None:
             warnings.warn(warning, UserWarning, stacklevel=2)
         if rebase is not None:
-            print_rebase(self._ranks, answer.facts, resume)
+            print_rebase(hello.global_rank, answer.facts, resume)
             resume = rebased_state(answer.facts, resume)
         self._iterators += 1
         self._epochs.begin(answer)
@@ -336,7 +337,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         """Request a plan, or a state's, and its facts. Changes nothing here."""
         refuse_workers()
         self._refuse_other_processes()
-        answer = open_plan(self._feed, self._ranks, hello, resume)
+        answer = open_plan(self._feed, hello, resume)
         warn_of_plan(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
         check_chosen(self._sparse_features, answer.facts.schema)
         return answer
@@ -489,9 +490,9 @@ def print_ranks(ranks: RankInfo) -> None:
         print(describe_ranks(ranks, available_cores()), file=sys.stderr)
 
 
-def print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:
+def print_rebase(rank: int, facts: PlanFacts, state: Mapping[str, Any]) -> None:
     """Print on rank 0 what a rebase has changed."""
-    if ranks.global_rank == 0:
+    if rank == 0:
         rest = facts.rest if facts.snapshot != state["snapshot"] else None
         outcome = "the table has not changed" if rest is None else describe_rebase(rest)
         print("\n".join(f"feedline: rebase: {line}" for line in outcome.splitlines()), file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from feedline.config import PipelineSpec
 from feedline.loader.encoding.cache_counts import CacheCounts
@@ -16,6 +16,7 @@ from feedline.loader.ring.client import FeederClient
 from feedline.resources.cgroups import available_cores
 
 if TYPE_CHECKING:
+    from feedline.loader.batch import Batch
     from feedline.loader.limits.trainer_verdict import Headspace, TrainerMark, TrainerSamples
     from feedline.loader.limits.verdict import Verdict
 
@@ -66,16 +67,6 @@ class DatasetStats:
         )
 
 
-class SizedBatch(Protocol):
-    """A batch, of which only the rows matter here."""
-
-    @property
-    def rows(self) -> int: ...
-
-
-B = TypeVar("B", bound=SizedBatch)
-
-
 class MeasuredDataset:
     """What a dataset says about its own run. What explains it is imported when it is first asked for."""
 
@@ -97,16 +88,12 @@ class MeasuredDataset:
         samples.add(self._mark())
         return samples.verdict(self._spec, cores=available_cores())
 
-    def headspace(self, batch: B, *, steps: int = 20) -> Headspace[B]:
+    def headspace(self, batch: Batch, *, steps: int = 20) -> Headspace[Batch]:
         """Iterate over this batch again and again, to measure the trainer without a loader: `rows_per_s` and `gain` of
         the result, the most that any loader could give. Position and state of the dataset stay as they are."""
         from feedline.loader.limits.trainer_verdict import Headspace  # noqa: PLC0415 -- most runs never ask
 
         return Headspace(batch, batch.rows, steps=steps, rows_per_s=self.stats().rows_per_s)
-
-    def _start(self) -> None:
-        """The first batch is requested."""
-        self._start_s = time.perf_counter()
 
     def _measured(self) -> TrainerSamples:
         from feedline.loader.limits.trainer_verdict import TrainerSamples  # noqa: PLC0415 -- most runs never ask

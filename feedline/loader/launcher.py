@@ -51,16 +51,6 @@ class RankInfo:
     trainer: int | None = None
     trainers: int | None = None
 
-    @property
-    def global_rank(self) -> int:
-        """The rank among all trainers."""
-        return self.rank if self.trainer is None else self.trainer
-
-    @property
-    def global_size(self) -> int:
-        """The number of all trainers."""
-        return self.world_size if self.trainers is None else self.trainers
-
 
 class Mesh(Protocol):
     """The methods used of a `torch.distributed.device_mesh.DeviceMesh`."""
@@ -163,6 +153,7 @@ def data_rank_of(
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise PlanError(f"this rank is not part of the {name}. Pass the mesh that all trainers' ranks are part of")
+    # Coordinate (1, 2) of a mesh of 2 x 4: rank 6 of 8.
     number = 0
     for index, size in zip(coordinate, mesh.shape, strict=True):
         number = number * size + index
@@ -275,6 +266,8 @@ def _innermost(claims: list[_Claim]) -> _Claim | None:
 def _refuse_contradiction(inner: _Claim, outer: _Claim | None, *, same_order: bool) -> None:
     """Raise if two nested launchers contradict each other: the inner one has at least as many processes as the outer;
     if as many, they are the same ones, with the same ranks if `same_order` (torchrun numbers its ranks by itself)."""
+    # torchrun with 8 ranks in an srun of 2 tasks: right. One rank of 1 in each of 8 tasks, or rank 0 of 8 in the task
+    # 5 of 8: each would train on the rows of others.
     if outer is None or outer.rank is None or outer.size is None or inner.rank is None:
         return
     size = outer.size if inner.size is None else inner.size

@@ -56,11 +56,11 @@ def hello_of(ranks: RankInfo, column_group: tuple[str, ...] = ()) -> Hello:
     )
 
 
-def open_plan(feed: FeederClient, ranks: RankInfo, hello: Hello, resume: Mapping[str, Any] | None) -> Answer:
+def open_plan(feed: FeederClient, hello: Hello, resume: Mapping[str, Any] | None) -> Answer:
     """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0, and on the
     state to resume."""
-    connected = ranks.global_size > 1 and connected_rank() == (ranks.global_rank, ranks.global_size)
-    store = _store() if connected else None
+    place = hello.global_rank, hello.global_size
+    store = _store() if hello.global_size > 1 and connected_rank() == place else None
     if store is None:
         return feed.open(hello)
     return agree_on_plan(store, feed.open, replace(hello, connected=True), state=resume)

@@ -8,6 +8,7 @@ sizes, parts and offsets are checked, indices are not.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,11 @@ with suppress(ImportError):  # installed without a compiler
 
 VERSION = 14  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
+
+# One thread at a time, for stretches of many short calls, which release the interpreter's lock for microseconds each: a
+# second thread in the same stretch makes each of them wait to get it back. Two threads took 1.4 times the CPU time of
+# one, and together were no faster. Long calls, and whatever reads files, run outside of it.
+TURN = threading.RLock()
 
 _FEW = 16  # parts that are found faster by comparing with the start of each than by a search: 14 and 316 us for two
 Array = NDArray[Any]
@@ -65,6 +71,7 @@ SlotPart = tuple[SlotPlaces, list[SlotPiece]]
 
 def slice_lists(offsets: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
     """The offsets, from 0, of `list[start:stop]` of each list. start, stop: of 32 bits."""
+    # list[1:3] of lists of 3 and 1 values, offsets [0, 3, 4] -> [0, 2, 2]
     sliced = np.empty(len(offsets), dtype=np.int64)
     _compiled.slice_offsets(offsets, start, stop, sliced)
     return sliced
@@ -184,6 +191,7 @@ def write_slot(target: Any, header: bytes, gaps: tuple[tuple[int, int], ...], pa
 
 def parts_of(index: NDArray[np.int64], starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint16]:
     """The number of the part that each row is of, given the first row of each part."""
+    # Rows 5, 0, 6 of parts that start at 0, 4, 6 -> parts 1, 0, 2
     if len(starts) > _FEW:
         return (np.searchsorted(np.asarray(starts), index, side="right") - 1).astype(np.uint16)
     parts = np.zeros(len(index), np.uint16)

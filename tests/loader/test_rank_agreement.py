@@ -16,7 +16,6 @@ from answers import answer_with, plan_facts
 from pipelines import PATIENCE_S
 
 from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
-from feedline.loader.launcher import RankInfo
 from feedline.loader.rank_agreement import agree_on_plan, open_plan
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.state import state_of
@@ -283,8 +282,8 @@ def test_without_a_store_the_feeders_agree(backend: str, rank: int, monkeypatch:
         monkeypatch.setattr(c10d, "get_backend", lambda: backend)
         with pytest.raises(RuntimeError, match="pure virtual"):
             c10d.distributed_c10d._get_default_store().add("key", 1)
-        ranks = RankInfo(rank=rank, world_size=2, local_ranks=2, source="torch.distributed")
-        assert open_plan(Client(), ranks, HELLO, None) == "answer"
+        hello = Hello(rank=rank, world_size=2)
+        assert open_plan(Client(), hello, None) == "answer"
     finally:
         c10d.destroy_process_group()
-    assert asked == [HELLO], "as without torch.distributed: each rank's feeder looks into work_dir"
+    assert asked == [hello], "as without torch.distributed: each rank's feeder looks into work_dir"

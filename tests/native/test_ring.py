@@ -263,8 +263,3 @@ def test_slots_freed_by_several_threads_and_by_the_collector_are_each_reported_o
         seen += [slot for packet in freed(theirs) for slot in packet]
     seen += [slot for packet in freed(theirs) for slot in packet]
     assert sorted(slot for _, _, slot in seen) == list(range(threads * 500))
-
-
-def test_a_lease_is_not_tracked_by_the_collector(ends: tuple[socket.socket, socket.socket]):
-    lease = Leases(ends[0]).lease(0)
-    assert gc.is_tracked(lease) == isinstance(lease, ring.ArrayLease)

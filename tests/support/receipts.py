@@ -22,6 +22,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.hashing import Words
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
+from feedline.loader.rank_agreement import hello_of
 from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import plan_column_group
@@ -33,8 +34,8 @@ from feedline.planning.step_rows import EpochRows, LocatedRows
 def receipt_of(dataset: FeedlineDataset, batch: Batch) -> dict[str, Any]:
     """The receipt of a batch of this dataset, for JSON."""
     state = dataset._epochs.state(dataset._open(), batch.epoch, batch.step)
-    ranks = dataset._ranks
-    return receipt(batch, state, ranks.rank, ranks.world_size, trainer=ranks.global_rank, features=dataset._group)
+    hello = hello_of(dataset._ranks, dataset._group)
+    return receipt(batch, state, hello.rank, hello.world_size, trainer=hello.global_rank, features=dataset._group)
 
 
 def receipt(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from feedline.hashing import GOLDEN, Words, hash_words, key_hash
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encoded_rows import EncodedRows, expand
-from feedline.loader.encoding.slot import SlotArrays, encoded_rows
+from feedline.loader.encoding.slot import encoded_rows
 
 _WEIGHT_SEED = 1 << 32  # apart from the seeds of features, which count from 0
 
@@ -48,9 +48,8 @@ def digest_of(batch: Batch) -> str:
     """A digest of all features of all rows in their order, and of which are padding: the same on any device and for
     equal rows of any epoch and step."""
     here = batch.to("cpu")
-    slot = SlotArrays(here._layout, here._header, here._root)
     rows = expand(encoded_rows(here._layout, pa.py_buffer(here._root)), here._layout.schema)
-    return batch_digest(row_digests(rows), slot.valid.astype(np.bool_))
+    return batch_digest(row_digests(rows), here.valid.numpy())
 
 
 def _bits(values: NDArray[np.generic]) -> Words:

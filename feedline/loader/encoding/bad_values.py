@@ -36,6 +36,7 @@ class _Values:
 
     def any_of_rows(self, marks: Bools) -> Bools:
         """bool [rows]: in which rows any value is marked."""
+        # marks [F, T, F] of the offsets [0, 2, 2, 3]: sums [0, 0, 1, 1], at the offsets [0, 1, 1, 1] -> [T, F, F]
         ends = np.concatenate(([0], np.cumsum(marks, dtype=np.int64)))[self.offsets]
         result: Bools = np.diff(ends) > 0
         return result
@@ -95,6 +96,7 @@ def _meets(values: NDArray[Any], bound: Expectation) -> Bools:
     """bool [values]: which meet a bound, compared as Python compares the measure: exactly."""
     limit: int | float = bound.value
     if values.dtype.kind in "iu":
+        # Of integers, <= 2.5 and > 2.5 are <= 2 and > 2; >= 2.5 and < 2.5 are >= 3 and < 3.
         whole = math.ceil(limit) if bound.sign in (">=", "<") else math.floor(limit)
         comparable: NDArray[Any] = values
         limit = whole

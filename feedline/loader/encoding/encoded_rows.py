@@ -69,6 +69,7 @@ def group_inverse(groups: Sequence[UniqueRows[EncodedRows]]) -> NDArray[np.int32
 
 
 def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    # [0, 2, 3] and [0, 1] -> [0, 2, 3, 4]
     offsets = np.empty(sum(len(part) - 1 for part in parts) + 1, dtype=np.int64)
     offsets[0] = 0
     row = 0
@@ -82,6 +83,7 @@ def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
     """Rows [start, stop); only offsets are copied. Unique rows stay, used or not."""
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
+    # Rows [1, 3) of the offsets [0, 2, 2, 5]: values [2, 5), offsets [0, 0, 3].
     for flat, flat_weights, borders in zip(encoded.values, encoded.weights, encoded.offsets, strict=True):
         first = borders[start]
         values.append(flat[first : borders[stop]])
@@ -176,6 +178,8 @@ def _join_weights(parts: Sequence[EncodedRows], index: int) -> NDArray[np.float3
 def _take_ragged(
     values: NDArray[Any], offsets: NDArray[np.int64], indices: pa.Array
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    # int64 values [7, 8, 9] of the offsets [0, 2, 3], lists 1 and 0: the strings of bytes [0, 16) and [16, 24) change
+    # places, which gives [9, 7, 8] and the offsets [0, 1, 3].
     size = values.dtype.itemsize
     small = max(int(offsets[-1]), int(np.max(np.diff(offsets), initial=0)) * len(indices)) * size <= _INT32_LIMIT
     borders = (offsets * size).astype(np.int32 if small else np.int64)
@@ -193,9 +197,8 @@ def _take_ragged(
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Encoded rows as an Arrow table, for callers that want columns instead of a batch. to_dask`), the process of
-# `feedline transform`. Values are bit-equal to those of a batch; categorical features and id lists share the memory
-# of the encoded rows.
+# Encoded rows as an Arrow table, for callers that want columns instead of a batch. Values are bit-equal to those of a
+# batch; categorical features and id lists share the memory of the encoded rows.
 
 
 def arrow_table(rows: EncodedRows, schema: BatchSchema) -> pa.Table:

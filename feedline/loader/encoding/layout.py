@@ -373,6 +373,7 @@ class SlotPart:
 
 def _runs(dtypes: Sequence[str]) -> tuple[tuple[np.dtype[Any], slice], ...]:
     """Runs of equal neighbours: the sparse features whose values lie back to back."""
+    # int64, int64, float32 -> (int64, [0, 2)), (float32, [2, 3))
     starts = [index for index, dtype in enumerate(dtypes) if index == 0 or dtype != dtypes[index - 1]]
     return tuple((np.dtype(dtypes[first]), slice(first, stop)) for first, stop in pairwise([*starts, len(dtypes)]))
 
@@ -386,6 +387,7 @@ class _Sections:
 
     def add(self, nbytes: int) -> int:
         """The start of another section."""
+        # After 70 bytes, 8 more begin at 128: they end at 136, and (70, 128) is a gap.
         start = -(-self.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if start > self.end:
             self.gaps.append((self.end, start))

@@ -248,6 +248,8 @@ def _null_rows(columns: Sequence[pl.Series]) -> int:
 
 
 def _buckets(lengths: Counts) -> Counts:
+    # Lengths 1023, 1024, 1025, 1026, 2048, 4096 -> buckets 1023, 1024, 1024, 1025, 1536, 2048: two lengths in each from
+    # 1024 on, four from 2048 on.
     _, exponents = np.frexp(lengths.astype(np.float64))
     shift = np.maximum(exponents - 10, 0).astype(np.int64)
     return np.where(

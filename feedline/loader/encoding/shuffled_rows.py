@@ -90,6 +90,7 @@ def _shuffle_group(groups: Sequence[UniqueRows[EncodedRows]], index: NDArray[np.
 
 
 def _offsets(parts: Sequence[NDArray[np.int64]], index: NDArray[np.int64]) -> NDArray[np.int64]:
+    # Lists of 2 and 0 values in one part and 3 in the other, in the order 2, 0, 1 -> [0, 3, 5, 5]
     lengths = np.concatenate([np.diff(offsets) for offsets in parts])
     offsets = np.zeros(len(index) + 1, dtype=np.int64)
     np.cumsum(lengths.take(index), out=offsets[1:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -102,6 +102,8 @@ def _rows(slices: Sequence[RowSlice]) -> int:
 def _draft_group(slices: Sequence[RowSlice], index: int) -> GroupDraft:
     """The unique rows of the slices. Those that an earlier slice has, too, such as the row that padding repeats, are
     not written again."""
+    # Rows with the inverse [1, 2] of one block, then [0, 1] of another: unique rows [1, 3) become rows 0 and 1 of the
+    # group, [0, 2) of the other rows 2 and 3. Shifts [-1, 2] make the inverse [0, 1, 2, 3].
     needed: list[RowSlice] = []
     shifts: list[int] = []
     shift_of: list[int] = []  # per range that is needed
@@ -140,7 +142,7 @@ def _places(layout: SlotLayout, batch: Draft, index: int) -> native.SlotPlaces:
     part, header, placement = layout.parts[index], batch.header, batch.placement
     rows = (header.rows, *header.unique)[index]
     own: MatrixOffsets | GroupPlacement = placement.groups[index - 1] if index else placement.matrices
-    before = [0, *accumulate(layout.list_rows(header.rows, header.unique))]
+    before = _rows_before(layout, header)
     lengths, offsets = placement.matrices.lengths, placement.matrices.offsets
     lists = tuple(
         (
@@ -170,15 +172,14 @@ def _write_arrays(layout: SlotLayout, batch: Draft, header: bytes, buffer: NDArr
     buffer[: len(header)] = np.frombuffer(header, np.uint8)
     for start, stop in batch.placement.gaps:
         buffer[start:stop] = 0  # so that a slot's bytes depend on its batch alone
-    arrays = SlotArrays(layout, batch.header, buffer)
-    _write_tensors(arrays, batch.slices)
-    row = 0
+    for index, slices in enumerate((batch.slices, *(group.slices for group in batch.groups))):
+        _write_tensors(_part(layout, batch.header, batch.placement, buffer, index), slices)
+        _write_lengths(layout, batch, buffer, index)
+    valid, row = _valid(batch, buffer), 0
     for piece in batch.slices:
         end = row + piece.stop - piece.start
-        arrays.valid[row:end] = piece.valid
+        valid[row:end] = piece.valid
         row = end
-    for group, group_arrays in zip(batch.groups, arrays.groups, strict=True):
-        _write_tensors(group_arrays, group.slices)
 
 
 def _write_extras(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
@@ -198,22 +199,26 @@ def _write_extras(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -
 def write_rows(
     layout: SlotLayout,
     parts: Sequence[Rows],
-    valid: NDArray[np.uint8] | None = None,
+    valid: NDArray[np.uint8] | NDArray[np.bool_] | None = None,
     *,
     epoch: int = 0,
     step: int = 0,
 ) -> NDArray[np.uint8]:
-    """Rows, laid end to end, as the bytes of a slot of their own. valid: uint8 [rows], 0 for padding; None if there
-    is none."""
+    """Rows, laid end to end, as the bytes of a slot of their own. valid: [rows], 0 for padding; None if there is
+    none."""
     batch = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=epoch, step=step)
     buffer = np.empty(batch.placement.nbytes, dtype=np.uint8)
     write(layout, batch, buffer)
     if valid is not None:
-        SlotArrays(layout, batch.header, buffer).valid[:] = valid
+        _valid(batch, buffer)[:] = valid
     return buffer
 
 
-def _write_tensors(arrays: TensorArrays, slices: Sequence[RowSlice]) -> None:
+def _valid(batch: Draft, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return view(buffer, "uint8", batch.placement.matrices.valid, batch.header.rows)
+
+
+def _write_tensors(arrays: EncodedRows, slices: Sequence[RowSlice]) -> None:
     """Write matrices, lists and weights of the slices, one after the other."""
     row = 0
     filled = [0] * len(arrays.values)
@@ -230,13 +235,21 @@ def _write_tensors(arrays: TensorArrays, slices: Sequence[RowSlice]) -> None:
             target[row:end] = column[start:stop]
         for index, borders in enumerate(encoded.offsets):
             rows, place = slice(int(borders[start]), int(borders[stop])), slice(begins[index], filled[index])
-            arrays.values[index][place] = encoded.values[index][rows]
-            target_weights, weights = arrays.weights[index], encoded.weights[index]
+            values, target_weights, weights = arrays.values[index], arrays.weights[index], encoded.weights[index]
+            assert isinstance(values, np.ndarray)
+            values[place] = encoded.values[index][rows]
             if target_weights is not None and weights is not None:
                 target_weights[place] = weights[rows]
         row = end
-    for offsets, lengths in zip(arrays.offsets, arrays.lengths, strict=True):
-        np.subtract(offsets[1:], offsets[:-1], out=lengths, casting="unsafe")
+
+
+def _write_lengths(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8], index: int) -> None:
+    """Write the lengths of a part's lists, whose offsets are written."""
+    arrays, places = _part(layout, batch.header, batch.placement, buffer, index), layout.parts[index].sparse
+    before = _rows_before(layout, batch.header)
+    for place, offsets in zip(places, arrays.offsets, strict=True):
+        start = batch.placement.matrices.lengths + 4 * before[place]
+        np.subtract(offsets[1:], offsets[:-1], out=view(buffer, "int32", start, arrays.rows), casting="unsafe")
 
 
 def _write_inverse(target: NDArray[np.int32], slices: Sequence[RowSlice], index: int, shifts: Sequence[int]) -> None:
@@ -247,10 +260,11 @@ def _write_inverse(target: NDArray[np.int32], slices: Sequence[RowSlice], index:
         row = end
 
 
-def _write_offsets(arrays: TensorArrays, piece: RowSlice, row: int, filled: Sequence[int]) -> list[int]:
+def _write_offsets(arrays: EncodedRows, piece: RowSlice, row: int, filled: Sequence[int]) -> list[int]:
     """Write a slice's offsets from a row on; returns how many values each feature then has."""
     start, stop = piece.start, piece.stop
     here = slice(row + 1, row + 1 + stop - start)
+    # Rows [1, 3) of the offsets [0, 2, 3, 7], after 5 values of other slices -> 6, 10
     ends = []
     for index, (borders, begin) in enumerate(zip(piece.encoded.offsets, filled, strict=True)):
         first = int(borders[start])
@@ -259,75 +273,33 @@ def _write_offsets(arrays: TensorArrays, piece: RowSlice, row: int, filled: Sequ
     return ends
 
 
-class TensorArrays:
-    """Matrices, lists and weights of a part's rows in a slot as numpy views, writable if the buffer is.
+def _rows_before(layout: SlotLayout, header: SlotHeader) -> list[int]:
+    """The rows of all sparse features before each, as their lengths and offsets lie in the slot."""
+    return [0, *accumulate(layout.list_rows(header.rows, header.unique))]
 
-    lengths, offsets, values, weights: one array per sparse feature, in the part's memory order.
-    """
 
-    def __init__(
-        self, layout: SlotLayout, header: SlotHeader, placement: Placement, buffer: Buffer, index: int = 0
-    ) -> None:
-        part = layout.parts[index]
-        rows = (header.rows, *header.unique)[index]
-        matrices = placement.groups[index - 1] if index else placement.matrices
-        self.dense = view(buffer, "float32", matrices.dense, rows, part.width["dense"])
-        self.categorical = view(buffer, "int64", matrices.categorical, part.width["categorical"], rows)
-        self.labels = view(buffer, "float32", placement.matrices.labels, rows, part.width["label"])
-        before = [0, *accumulate(layout.list_rows(header.rows, header.unique))]
-        lengths, offsets = placement.matrices.lengths, placement.matrices.offsets
-        self.lengths = tuple(view(buffer, "int32", lengths + 4 * before[place], rows) for place in part.sparse)
-        self.offsets = tuple(
-            view(buffer, "int64", offsets + 8 * (before[place] + place), rows + 1) for place in part.sparse
-        )
-        self.values = tuple(
+def _part(layout: SlotLayout, header: SlotHeader, placement: Placement, buffer: Buffer, index: int) -> EncodedRows:
+    """The rows of a part of a slot as numpy views, without extras and groups; writable if the buffer is."""
+    part, rows = layout.parts[index], (header.rows, *header.unique)[index]
+    matrices = placement.groups[index - 1] if index else placement.matrices
+    before, offsets = _rows_before(layout, header), placement.matrices.offsets
+    starts = [placement.weights[place] for place in part.sparse]
+    return EncodedRows(
+        rows=rows,
+        dense=view(buffer, "float32", matrices.dense, rows, part.width["dense"]),
+        categorical=tuple(view(buffer, "int64", matrices.categorical, part.width["categorical"], rows)),
+        labels=view(buffer, "float32", placement.matrices.labels, rows, part.width["label"]),
+        values=tuple(
             view(buffer, layout.sparse[place].dtype, placement.values[place], header.values[place])
             for place in part.sparse
-        )
-        self.weights = tuple(
-            None
-            if (start := placement.weights[place]) is None
-            else view(buffer, "float32", start, header.values[place])
-            for place in part.sparse
-        )
-
-    def as_rows(self) -> dict[str, Any]:
-        """The arrays as those of `EncodedRows`."""
-        return {
-            "dense": self.dense,
-            "categorical": tuple(self.categorical),
-            "labels": self.labels,
-            "values": self.values,
-            "weights": self.weights,
-            "offsets": self.offsets,
-        }
-
-
-class GroupArrays(TensorArrays):
-    """The sections of a deduplicated group's unique rows, and the inverse of the batch's."""
-
-    def __init__(
-        self, layout: SlotLayout, header: SlotHeader, placement: Placement, buffer: Buffer, index: int
-    ) -> None:
-        super().__init__(layout, header, placement, buffer, index)
-        self.inverse = view(buffer, "int32", placement.groups[index - 1].inverse, header.rows)
-
-
-class SlotArrays(TensorArrays):
-    """The sections of a slot."""
-
-    def __init__(self, layout: SlotLayout, header: SlotHeader, buffer: Buffer) -> None:
-        placement = layout.place_header(header)
-        super().__init__(layout, header, placement, buffer)
-        self.header = header
-        self.valid = view(buffer, "uint8", placement.matrices.valid, header.rows)
-        self.extra = tuple(
-            None if start is None else view(buffer, column.dtype, start, header.rows)
-            for column, start in zip(layout.extra, placement.extra, strict=True)
-        )
-        self.groups = tuple(
-            GroupArrays(layout, header, placement, buffer, index) for index in range(1, len(layout.parts))
-        )
+        ),
+        weights=tuple(
+            None if start is None else view(buffer, "float32", start, header.values[place])
+            for place, start in zip(part.sparse, starts, strict=True)
+        ),
+        offsets=tuple(view(buffer, "int64", offsets + 8 * (before[place] + place), rows + 1) for place in part.sparse),
+        extra=(),
+    )
 
 
 def view(buffer: Buffer, dtype: str, start: int, *shape: int) -> NDArray[Any]:
@@ -354,17 +326,19 @@ def read_extras(layout: SlotLayout, header: SlotHeader, buffer: pa.Buffer) -> di
 def encoded_rows(layout: SlotLayout, buffer: pa.Buffer) -> EncodedRows:
     """A buffer in slot layout as encoded rows, without a copy: the inverse of `draft` and `write`."""
     header = read_header(layout, buffer)
-    arrays = SlotArrays(layout, header, buffer)
-    arrow_extras = read_extras(layout, header, buffer)
+    placement, arrow_extras = layout.place_header(header), read_extras(layout, header, buffer)
+    rows, *unique = [_part(layout, header, placement, buffer, index) for index in range(len(layout.parts))]
     extra = tuple(
-        arrow_extras[column.name] if array is None else fixed_array(array, column)
-        for column, array in zip(layout.extra, arrays.extra, strict=True)
+        arrow_extras[column.name]
+        if start is None
+        else fixed_array(view(buffer, column.dtype, start, header.rows), column)
+        for column, start in zip(layout.extra, placement.extra, strict=True)
     )
     groups = tuple(
-        UniqueRows(EncodedRows(rows=count, extra=(), **group.as_rows()), group.inverse)
-        for count, group in zip(header.unique, arrays.groups, strict=True)
+        UniqueRows(of_group, view(buffer, "int32", place.inverse, header.rows))
+        for of_group, place in zip(unique, placement.groups, strict=True)
     )
-    return EncodedRows(rows=header.rows, extra=extra, groups=groups, **arrays.as_rows())
+    return replace(rows, extra=extra, groups=groups)
 
 
 def fixed_array(values: NDArray[np.generic], column: SlotColumn) -> pa.Array:

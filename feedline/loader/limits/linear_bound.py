@@ -106,6 +106,8 @@ class ResourceLimits:
         What was measured lies below the bound by what the bound leaves out: queues, pauses, uneven blocks. The same
         part is expected to be lost with the other limits, but not of a trainer's own pace.
         """
+        # Two threads that use 0.01 s per row allow 200 rows/s; 150 were measured, three quarters of them. Four threads
+        # allow 400, of which three quarters are 300: twice as many as now.
         if self.measured <= 0 or not math.isfinite(self.rows_per_s):
             return 1.0
         efficiency = min(1.0, self.measured / self.rows_per_s)

@@ -173,10 +173,11 @@ def _more_threads(
         sent = limits if capacity.form != "threads" else _with_sending(limits, facts)
         yield _other_hosts(limits, sent, capacity, workers * per_worker / capacity.threads, noise)
         return
+    change = f"{workers} workers at the scheduler"
     yield _advice(
         "workers",
         predicted(limits, _with_workers(elastic, workers, per_worker), noise),
-        change=_workers(workers, capacity.form),
+        change=change if capacity.form == "scheduler" else f"cluster: {{workers: {workers}}}",
         reason=f"{counted(capacity.workers, 'worker')} of {counted(per_worker, 'thread')} "
         f"{'is' if capacity.workers == 1 else 'are'} busy; with {workers} {ends}",
         caveat=_store_caveat(threads, capacity),
@@ -237,10 +238,6 @@ _OTHER_HOSTS = {
 }
 
 
-def _workers(count: int, form: str) -> str:
-    return f"{count} workers at the scheduler" if form == "scheduler" else f"cluster: {{workers: {count}}}"
-
-
 def _processes(
     limits: ResourceLimits, facts: RunFacts, capacity: Capacity, limit: Resource, noise: float
 ) -> Iterator[Advice]:
@@ -279,10 +276,6 @@ def _source_cache(limits: ResourceLimits, capacity: Capacity, noise: float) -> I
     )
 
 
-def _filled(epochs: int) -> str:
-    return f"{'wait for the second epoch' if epochs > 1 else 'run it again'}: the cache is cold"
-
-
 def _feature_cache(limits: ResourceLimits, facts: RunFacts, capacity: Capacity, noise: float) -> Iterator[Advice]:
     """A cache of features: later epochs find what the first one computes."""
     threads, cores = limits.get("threads"), limits.get("cores")
@@ -299,10 +292,11 @@ def _feature_cache(limits: ResourceLimits, facts: RunFacts, capacity: Capacity, 
         change["lock"] = {"decoding": 0.0, "ops": 0.0}
     saved = 0.0 if cores is None else cores.use - limits.with_uses(change).get("cores").use  # type: ignore[union-attr]
     saved = saved if cores is not None and saved > _SAVES * cores.use else 0.0
+    again = "wait for the second epoch" if capacity.epochs > 1 else "run it again"
     ratio, interval = predicted(limits, limits.with_uses({**change, "store": {"store wait": 0.0}}), noise)
     yield Advice(
         kind="cache",
-        change=_filled(capacity.epochs) if capacity.cached else "cache: {dir: FOLDER}",
+        change=f"{again}: the cache is cold" if capacity.cached else "cache: {dir: FOLDER}",
         reason=f"{missed:.0%} of features are computed, which later epochs need again",
         rows_ratio=ratio,
         rows_interval=Interval(low=min(1.0, interval.low), high=interval.high),

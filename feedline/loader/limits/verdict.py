@@ -41,14 +41,14 @@ class Verdict:
     sentence: str
     limit: str
     stage: str
-    ties: tuple[str, ...]
     trainer_wait: float | None
-    rows_per_s: float
-    interval: Interval | None
-    bound: float
-    headroom: float
-    stages: tuple[StageRate, ...]
     limits: ResourceLimits
+    ties: tuple[str, ...] = ()
+    rows_per_s: float = 0.0
+    interval: Interval | None = None
+    bound: float = 0.0
+    headroom: float = 1.0
+    stages: tuple[StageRate, ...] = ()
     advice: tuple[Advice, ...] = ()
 
     def __str__(self) -> str:
@@ -238,13 +238,7 @@ def _undecided(facts: RunFacts, limits: ResourceLimits) -> Verdict:
         sentence=f"Nothing was delivered in {facts.wall_s:.1f} s ({what}): there is no rate to explain yet.",
         limit="",
         stage="planning",
-        ties=(),
         trainer_wait=facts.trainer_wait,
-        rows_per_s=0.0,
-        interval=None,
-        bound=0.0,
-        headroom=1.0,
-        stages=(),
         limits=limits,
     )
 

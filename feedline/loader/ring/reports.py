@@ -63,6 +63,8 @@ class FeederReports:
     def hand_over(self, stream: int, successor: int) -> bytes | None:
         """The bytes of the `EpochCounts` of a stream that continues as `successor`, kept until the first report on
         that."""
+        # Stream 3 has reported steps [0, 40) when its feeder dies; stream 4 goes on at step 40 with these counts, which
+        # its first report contains. A report on stream 3 that comes late would count them twice.
         self._first_stream = successor
         past, streams = self._quality
         report = streams.get(stream) or streams.get(successor)

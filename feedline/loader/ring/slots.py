@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import logging
+import mmap
 import os
 import weakref
 from collections import deque
@@ -22,13 +24,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from feedline.errors import RingError
 from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.ring.channel import END, Channel, Descriptor
-from feedline.loader.ring.ring_memory import PAGE_BYTES, RingMemory
+from feedline.loader.ring.numa import preferred_node
 from feedline.loader.wire.ring_messages import NewGeneration, RetiredGeneration, RingFull
 from feedline.native import ring as native
 from feedline.native.ring import READY, Arrival, Books, Lease
+from feedline.resources.cgroups import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +46,10 @@ _FIRST_SLOTS = 4
 _BYTES_AT_ONCE = 32 * 2**20
 # A ring gets more slots for a smooth run only as long as it is smaller than this.
 _SMALL_RING_BYTES = 64 * 2**20
+PAGE_BYTES = mmap.PAGESIZE
+_BYTE = np.dtype(np.uint8)
+# Memory left free for other processes when a generation is allocated.
+_RESERVE_BYTES = 64 * 1024 * 1024
 
 
 class Event(Protocol):
@@ -60,6 +70,73 @@ class _FailedEvent:
 
     def synchronize(self) -> None:
         raise self._error
+
+
+class _Mapping(mmap.mmap):
+    """A mapping that calls `before_unmapping` after its last view; a weakref callback would run after unmapping."""
+
+    before_unmapping: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        if self.before_unmapping is not None:
+            self.before_unmapping()
+
+
+class RingMemory:
+    """One generation: a memfd with `slots` slots of `slot_bytes` bytes, mapped into this process.
+
+    A memfd has no name, so it cannot leak or collide: the kernel frees it with its last descriptor and mapping.
+    """
+
+    def __init__(self, fd: int, *, generation: int, slots: int, slot_bytes: int) -> None:
+        self.fd = fd
+        self.generation = generation
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        self.map = _Mapping(fd, slots * slot_bytes, flags=flags)
+
+    @classmethod
+    def create(cls, *, generation: int, slots: int, slot_bytes: int, node: int | None = None) -> RingMemory:
+        """Allocate the pages of a generation, on a NUMA node if it is given.
+
+        Raises RingError with needed and available bytes if memory is short.
+        """
+        nbytes, available = slots * slot_bytes, available_memory_bytes()
+        if nbytes + _RESERVE_BYTES > available:
+            raise RingError(
+                f"no memory for the ring: needed {nbytes:,} bytes ({slots} slots of {slot_bytes:,}), available "
+                f"{available:,}. Lower batch.size or free memory on this host"
+            )
+        fd = os.memfd_create("feedline-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            with preferred_node(node):
+                os.posix_fallocate(fd, 0, nbytes)  # raises here rather than SIGBUS on a later write
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(fd, generation=generation, slots=slots, slot_bytes=slot_bytes)
+        except OSError as error:
+            os.close(fd)
+            raise RingError(
+                f"no memory for the ring: needed {nbytes:,} bytes, available {available:,} ({error})"
+            ) from error
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    def slot(self, index: int, nbytes: int | None = None) -> NDArray[np.uint8]:
+        """The bytes of one slot, as an array over the mapping, which therefore lives as long as any view."""
+        count = self.slot_bytes if nbytes is None else nbytes
+        return np.ndarray((count,), _BYTE, self.map, index * self.slot_bytes)
+
+    @property
+    def address(self) -> int:
+        """The address of the first slot in this process."""
+        return int(self.slot(0).__array_interface__["data"][0])
+
+    def close_fd(self) -> None:
+        """Close the descriptor; the mapping stays until its last view is gone."""
+        os.close(self.fd)
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +219,7 @@ class RingWriter:
 
         They are doubled at least: a need that grows slot by slot does not make a memory for each.
         """
+        # Needs of 5, 6, 8 and 9 slots, one after the other, of a ring of 4: it has 8, 8, 8 and 16.
         if self._current and slots > self.slots:
             slot_bytes = self._current[-1].memory.slot_bytes
             room = (min(self._limit_bytes, _SMALL_RING_BYTES) - self.nbytes) // slot_bytes
@@ -159,6 +237,8 @@ class RingWriter:
 
     def _replace(self, nbytes: int) -> None:
         """Retire the current generations for one whose slots hold `nbytes`, and are at least twice as large."""
+        # A first batch of 10,000 bytes needs slots of 11,250: three pages of 4,096. One of 13,000 after it gets slots
+        # twice as large, of 24,576.
         least_bytes = int(nbytes * _SLACK)
         if self._current:
             least_bytes = max(least_bytes, 2 * self._current[-1].memory.slot_bytes)

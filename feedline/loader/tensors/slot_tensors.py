@@ -184,6 +184,8 @@ class InverseSparse(Sparse):
 
     def expand(self) -> Sparse:
         """The feature of all B rows: a jagged index select, without padding."""
+        # values [7, 8, 9], offsets [0, 2, 3], inverse [0, 0, 1]: all rows have the offsets [0, 2, 4, 5], and with the
+        # shifts [0, -2, -2] the index [0, 1, 0, 1, 2] and the values [7, 8, 7, 8, 9].
         inverse = self.inverse.long()
         lengths = self.lengths.index_select(0, inverse)
         offsets = torch.zeros(len(inverse) + 1, dtype=torch.int64, device=lengths.device)

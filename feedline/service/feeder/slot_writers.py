@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.slot import Draft, write
-from feedline.loader.ring.ring_memory import RingMemory
-from feedline.loader.ring.slots import RingWriter
+from feedline.loader.ring.slots import RingMemory, RingWriter
 
 # One thread copies 5 GB/s of blocks that have left the caches.
 THREADS = 2

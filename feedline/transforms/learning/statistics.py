@@ -14,16 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from ddsketch.mapping import CubicallyInterpolatedMapping
 
 from feedline.errors import DataError
 from feedline.transforms.learning.exact_sums import Bins, bins_of, nearest_float, normal, total
 from feedline.transforms.learning.learner import Artifact, Parts
+
+if TYPE_CHECKING:
+    from ddsketch.mapping import CubicallyInterpolatedMapping
 
 Values = npt.NDArray[Any]
 
@@ -283,6 +285,8 @@ class Quantiles:
 @lru_cache
 def _mapping(error: float) -> CubicallyInterpolatedMapping:
     """DDSketch's mapping. Its keys take sums and products only, so they are the same on every processor."""
+    from ddsketch.mapping import CubicallyInterpolatedMapping  # noqa: PLC0415 -- a feeder learns nothing
+
     return CubicallyInterpolatedMapping(error)
 
 
@@ -290,7 +294,7 @@ def _mapping(error: float) -> CubicallyInterpolatedMapping:
 def _multiplier(error: float) -> float:
     """Buckets per unit of the mapping's logarithm: 1 / log(gamma), with gamma = (1 + error) / (1 - error), by `C`, the
     slope that the logarithm has at powers of two."""
-    return 1 / math.log1p(2 * error / (1 - error)) / CubicallyInterpolatedMapping.C
+    return 1 / math.log1p(2 * error / (1 - error)) / _mapping(error).C
 
 
 @lru_cache

@@ -27,7 +27,7 @@ from feedline.native.parquet import (
     DictionaryStrings,
     PageTable,
 )
-from feedline.native.turns import TURN
+from feedline.native.rows import TURN
 from feedline.warehouse.parquet.column_kinds import ColumnKind, WriterBug
 
 _PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8

@@ -20,7 +20,7 @@ import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, DataError, StoreError, TableChangedError, TableError
 from feedline.expressions import BoundExpression
-from feedline.native.turns import TURN
+from feedline.native.rows import TURN
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import DecodeRequest
 from feedline.warehouse.parquet.open_file import OpenFile, Restartable

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feedline.loader.ring.numa import node_of_device, preferred_node
-from feedline.loader.ring.ring_memory import RingMemory
+from feedline.loader.ring.slots import RingMemory
 
 GPU = "0000:3b:00.0"
 

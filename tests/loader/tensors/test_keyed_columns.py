@@ -1,4 +1,4 @@
-"""Which columns of a schema `batch.sparse_features` holds, and which choices do not fit it."""
+"""Which columns of a schema `batch.sparse_features` holds, and which choices mean nothing or do not fit it."""
 
 from __future__ import annotations
 
@@ -54,3 +54,17 @@ def test_named_features_keep_their_order():
 def test_features_that_hold_no_ids_or_too_large_ones_are_refused(choice: dict[str, Any], message: str):
     with pytest.raises(SpecError, match=message):
         check_chosen(SparseFeatures(**choice), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"dtype": "int8"}, 'dtype is unknown: got \'int8\', expected "int64" or "int32"'),
+        ({"features": "item"}, "must be a sequence of names: got 'item'"),
+        ({"features": []}, "must be different names: got none"),
+        ({"features": ["a", "b", "a"]}, "must be different names: got a, b, a"),
+    ],
+)
+def test_choices_that_mean_nothing_are_refused(choice: dict[str, Any], message: str):
+    with pytest.raises(SpecError, match=message):
+        SparseFeatures(**choice)

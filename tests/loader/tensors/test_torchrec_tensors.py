@@ -215,23 +215,17 @@ def test_categorical_features_follow_the_lists_as_lists_of_one(torchrec, schema)
 
 def test_values_lengths_and_weights_are_views_of_the_slot(torchrec):
     batch = batch_of()
-    start = batch._root.ctypes.data
-
-    def inside(tensor: torch.Tensor) -> bool:
-        return start <= tensor.data_ptr() < start + batch.nbytes
-
     ids, weighted = batch.to_torchrec(), batch.to_torchrec(weighted=True)
-    assert inside(ids.values())
-    assert inside(ids.lengths())
+    assert inside(batch, ids.values())
+    assert inside(batch, ids.lengths())
     assert ids.values().data_ptr() == batch.sparse["b"].values.data_ptr()
-    assert inside(weighted.values())
-    assert inside(weighted.lengths())
-    assert inside(weighted.weights())
+    for tensor in (weighted.values(), weighted.lengths(), weighted.weights()):
+        assert inside(batch, tensor)
     assert weighted.weights().data_ptr() == batch.sparse["x"].weights.data_ptr()
     once = ids.inverse_indices()[1].untyped_storage().data_ptr()
     assert weighted.inverse_indices()[1].untyped_storage().data_ptr() == once
     assert batch.to_torchrec("int32").inverse_indices()[1].untyped_storage().data_ptr() == once
-    assert not inside(batch.to_torchrec(expand=True).values())
+    assert not inside(batch, batch.to_torchrec(expand=True).values())
 
 
 def inside(batch: Batch, tensor: torch.Tensor) -> bool:
@@ -284,13 +278,6 @@ def test_embeddings_of_the_chosen_features_are_those_of_all_rows(torchrec, choic
                 ids.values, table, ids.offsets, mode="sum", include_last_offset=True
             )
             torch.testing.assert_close(result[name], pooled)
-
-
-def test_unique_rows_are_kept_on_a_device(torchrec):
-    """In host memory all rows are the default."""
-    moved = batch_of().to("meta")
-    assert moved.sparse_features.inverse_indices()[1].shape == (len(moved.sparse_features.keys()), ROWS)
-    assert batch_of().sparse_features.inverse_indices_or_none() is None
 
 
 @pytest.mark.parametrize("choice", [SparseFeatures(), SparseFeatures(expand=False)], ids=str)
@@ -436,6 +423,7 @@ def test_a_batch_on_another_device_gives_tensors_there(torchrec):
     features = moved.to_torchrec()
     assert {features.values().device.type, features.lengths().device.type} == {"meta"}
     assert features.inverse_indices()[1].device.type == "meta"
+    assert moved.sparse_features.inverse_indices()[1].shape == (6, ROWS), "unique rows are kept on a device"
     assert features.stride_per_key() == batch_of().to_torchrec().stride_per_key()
 
 
