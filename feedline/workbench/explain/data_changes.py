@@ -42,8 +42,8 @@ from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.workbench.explain.cost_account import CostAccount, FeatureAccount, value_encoding
+from feedline.workbench.explain.cost_process import ChangeKind, DataChange
 from feedline.workbench.explain.cpu_time import ROUNDS, CpuBudget, estimate, measure_in_turn
-from feedline.workbench.explain.measured_costs import ChangeKind, DataChange
 from feedline.workbench.explain.pass_costs import (
     REPEATS,
     STAGES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from feedline.commands.consoles import print_facts
 from feedline.commands.exit_status import Stop
 from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath, complete_source
 from feedline.commands.progress_line import ProgressLine
-from feedline.config import load_spec
+from feedline.config import PipelineSpec, load_spec
 from feedline.config.overrides import parse_overrides
 from feedline.errors import FeedlineError, SpecError
 from feedline.loader.ring.rendezvous import job_fingerprint
@@ -24,15 +24,17 @@ from feedline.loader.ring.status_files import live_statuses
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores
 from feedline.service.worker_demand import job_name
-from feedline.workbench.explain.cost_process import ALONE_S, attached_budget_s, measure_apart, watch_s_for_costs
+from feedline.workbench.explain.cost_process import (
+    ALONE_S,
+    MeasuredCosts,
+    attached_budget_s,
+    measure_apart,
+    watch_s_for_costs,
+)
 from feedline.workbench.explain.explain_table import explain_view
 from feedline.workbench.explain.explained_costs import Measuring, explained_with_costs
 from feedline.workbench.explain.observed_runs import explain_last, watch_feeders
 from feedline.workbench.explain.short_run import run_shortly
-
-if TYPE_CHECKING:
-    from feedline.config import PipelineSpec
-    from feedline.workbench.explain.measured_costs import MeasuredCosts
 
 _SECONDS, _ATTACHED_SECONDS = 10.0, 30.0  # the latter, so that the start is a small part
 

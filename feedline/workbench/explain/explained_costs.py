@@ -14,7 +14,7 @@ from feedline.loader.limits.machine_advice import Advice, AdviceKind
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, sum_samples
 from feedline.loader.limits.verdict import Verdict, judge
 from feedline.native.kernels import compiled_kernels
-from feedline.workbench.explain.measured_costs import ChangeKind, DataChange, MeasuredCosts
+from feedline.workbench.explain.cost_process import ChangeKind, DataChange, MeasuredCosts
 from feedline.workbench.profile.table_facts import plain_values
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -379,6 +379,7 @@ def _measure_steps(
 
 def _fair_share(steps: Sequence[StepCost], ops_s: float) -> tuple[float, tuple[StepCost, ...]]:
     """The part of its ops' time that a feature pays, and the steps with their parts of that time."""
+    # steps of 3 s, shared by three features, and of 1 s -> it pays (1 + 1) / 4
     total = sum(step.cpu_s for step in steps)
     if total <= 0:
         return 1.0, ()

@@ -20,10 +20,9 @@ from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshots, lanes_for, preview_plan
 from feedline.planning.source_plan import SourcePlan
 from feedline.workbench.explain.cost_account import measure_costs
-from feedline.workbench.explain.cost_process import ALONE_S
+from feedline.workbench.explain.cost_process import ALONE_S, MeasuredCosts
 from feedline.workbench.explain.cpu_time import ROUNDS
 from feedline.workbench.explain.data_changes import find_changes_of_data
-from feedline.workbench.explain.measured_costs import MeasuredCosts
 from feedline.workbench.explain.pass_costs import BLOCKS, sample_blocks
 
 _ACCOUNT_PART = 0.4  # of the budget for the account of costs, the rest for changes

@@ -97,6 +97,7 @@ def _estimate(values: pl.Series, runs: Runs, sample: int, growth: float) -> tupl
         return sample, 0.0
     if ones == sample:
         return round(sample * growth), 1.0
+    # runs [a b] and [b c] of a table of four: ones 2, twos 1 -> unseen 0.25, of which 0.96 are in the table -> 3.24
     share = (places - 1) / places
     unseen = share * ones * (ones - 1) / (2 * (twos + 1))
     part = 1 - (1 - ones / (places * unseen + ones)) ** (places * (growth - 1))
@@ -168,7 +169,7 @@ def quantiles_of(values: Values, shares: tuple[float, ...]) -> tuple[Number, ...
     """The values at these shares of the sorted ones; none of no values."""
     if not len(values):
         return ()
-    # a share of 0.05 is a little more than a twentieth: the rank of 1,000 values would be one too high
+    # a half of 4 values: the second; as 0.05 is a little more than a twentieth, its rank of 1,000 would be one too high
     ranks = [max(math.ceil(share * len(values) - 1e-9) - 1, 0) for share in shares]
     ordered = np.partition(values, sorted(set(ranks)))
     return tuple(_number(ordered[rank]) for rank in ranks)

@@ -163,6 +163,7 @@ def correlation_ratio(values: Floats, classes: npt.NDArray[np.integer[Any]]) -> 
 
 def _ranks(values: Floats) -> Floats:
     """The mean rank of each value among equal ones."""
+    # [7, 3, 7] -> [2.5, 1, 2.5]
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return ranks
@@ -171,6 +172,7 @@ def _ranks(values: Floats) -> Floats:
 def roc_area(zeros: Floats, ones: Floats) -> float | None:
     """The area under the ROC curve, by rows with label 0 and 1 per value, ascending: how probably a one has the larger
     value, ties by half (Mann and Whitney). None without ones or zeros."""
+    # zeros [2, 1] and ones [0, 1] of two values: the one is above two zeros and level with one -> 2.5 / 3
     pairs = float(zeros.sum()) * float(ones.sum())
     if not pairs:
         return None

@@ -94,6 +94,7 @@ def _direction(numbers: npt.NDArray[np.generic], moments: npt.NDArray[np.int64])
     starts = np.flatnonzero(np.diff(moments, prepend=-1))
     if len(starts) < 2:
         return 0
+    # moments [0, 0, 1, 1] of numbers [3, 1, 4, 3]: low [1, 3], high [3, 4] -> 3 <= 3: they rise
     low, high = np.minimum.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
     if low.min() == high.max():
         return 0

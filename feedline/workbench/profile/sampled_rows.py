@@ -80,6 +80,7 @@ def spread_evenly(weights: Integers, most: int) -> Integers:
     positive = np.flatnonzero(weights > 0)
     if len(positive) <= most:
         return positive
+    # two of weights [5, 0, 5, 10]: ends [5, 10, 20], targets [5, 15] -> indices [2, 3]
     ends = np.cumsum(weights[positive])
     targets = (np.arange(most) + 0.5) * (int(ends[-1]) / most)
     return positive[np.unique(np.searchsorted(ends, targets, side="right"))]

@@ -13,9 +13,15 @@ from feedline import Pipeline
 from feedline.config import load_spec
 from feedline.errors import PlanError
 from feedline.workbench.explain import cost_process
-from feedline.workbench.explain.cost_process import ATTACHED_SHARE, attached_budget_s, measure_apart, watch_s_for_costs
+from feedline.workbench.explain.cost_process import (
+    ATTACHED_SHARE,
+    DataChange,
+    MeasuredCosts,
+    attached_budget_s,
+    measure_apart,
+    watch_s_for_costs,
+)
 from feedline.workbench.explain.cpu_time import CpuEstimate
-from feedline.workbench.explain.measured_costs import DataChange, MeasuredCosts
 from feedline.workbench.explain.plan_costs import ChosenSource, measure_plan
 
 

@@ -21,6 +21,7 @@ from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.workbench.explain import data_changes
 from feedline.workbench.explain.cost_account import measure_costs
+from feedline.workbench.explain.cost_process import DataChange
 from feedline.workbench.explain.cpu_time import CpuBudget, CpuEstimate
 from feedline.workbench.explain.data_changes import (
     Today,
@@ -33,7 +34,6 @@ from feedline.workbench.explain.data_changes import (
     read_columns,
     rewrite_sample,
 )
-from feedline.workbench.explain.measured_costs import DataChange
 from feedline.workbench.explain.pass_costs import BlockSample, sample_blocks
 
 LISTS: dict[str, Any] = {

@@ -11,6 +11,7 @@ from explained_runs import rank_samples
 
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
+from feedline.workbench.explain.cost_process import DataChange, MeasuredCosts
 from feedline.workbench.explain.cpu_time import CpuEstimate
 from feedline.workbench.explain.explained_costs import (
     Explanation,
@@ -21,7 +22,6 @@ from feedline.workbench.explain.explained_costs import (
     explanation_facts,
     stage_parts,
 )
-from feedline.workbench.explain.measured_costs import DataChange, MeasuredCosts
 
 SAMPLE = RunFacts(
     wall_s=1.0,

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_column_measures import ODD_TYPES
 from warehouse_samples import DATA
 
 from feedline.errors import FeedlineError, TableError
@@ -185,33 +186,20 @@ def test_all_classes_of_a_label_are_kept_and_nulls_that_it_shares(tmp_path: Path
 
 
 def test_every_stored_type_is_described(tmp_path: Path):
-    values = {
-        "nulls": pa.nulls(3),
-        "all_null": pa.nulls(3, pa.int64()),
-        "decimal": pa.array([1, 2, None], pa.decimal128(20, 3)),
-        "wide": pa.array([1, 2, None], pa.decimal256(60, 3)),
-        "date": pa.array([1, 2, 3], pa.date32()),
-        "clock": pa.array([1, 2, 3], pa.time32("ms")),
-        "span": pa.array([1, 2, 3], pa.duration("us")),
-        "zone": pa.array([1, 2, 3], pa.timestamp("us", "UTC")),
-        "bytes": pa.array([b"\xff", b"", None]),
-        "fixed": pa.array([b"abc", b"abd", None], pa.binary(3)),
-        "half": pa.array([1, 2, None], pa.float16()),
-        "coded": pa.array(["a", "b", None]).dictionary_encode(),
-        "struct": pa.array([{"a": 1}, None, {"a": 2}]),
-        "map": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())),
-        "deep": pa.array([[[1], []], None, []]),
-        "pairs": pa.array([[{"id": 1, "weight": 2.0}], None, []]),
-        "structs": pa.array([[{"a": 1}], None, []]),
-        "vector": pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2)),
-        "long": pa.array(["x" * 5_000_000, "y", None]),
-    }
-    write(tmp_path / "a.parquet", pa.table(values))
+    values = {str(kind): pa.array(cells, kind) for kind, cells in ODD_TYPES}
+    more = {"coded": pa.array(["a", "b"]).dictionary_encode(), "long": pa.array(["x" * 5_000_000, "y"])}
+    write(tmp_path / "a.parquet", pa.table(values | more))
     facts = profile(tmp_path)
     roles = {column.name: column.role for column in facts.columns}
-    assert set(roles) == set(values)
-    assert roles | {"coded": "string", "half": "numeric", "pairs": "list", "wide": "unsupported"} == roles
-    assert facts.column("all_null").all_null
+    assert set(roles) == {*values, *more}
+    expected = {
+        "coded": "string",
+        "halffloat": "numeric",
+        "list<item: bool>": "list",
+        "decimal256(70, 2)": "unsupported",
+    }
+    assert roles | expected == roles
+    assert facts.column("null").all_null
     assert facts.column("long").string_bytes == (2_500_000.5, 5_000_000)
     assert not facts.skipped
 

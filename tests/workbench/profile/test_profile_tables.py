@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 from dataclasses import replace
 
 import pytest
+from profiles import column, lengths, numbers, session_of, table
 from rich.console import Console
 
 from feedline.workbench.profile.drift import ColumnDrift, TableDrift
@@ -30,44 +33,36 @@ from feedline.workbench.profile.table_facts import (
     FrequentValue,
     Histogram,
     LabelCandidate,
-    ListLengths,
-    NumberFacts,
     RepeatedColumns,
-    SampledPart,
-    SessionCandidate,
     TableFacts,
 )
 
-NUMBERS = NumberFacts(
-    min=0,
-    max=40,
-    mean=1.0,
-    std=1.0,
+NUMBERS = numbers(
+    0,
+    40,
     skewness=3.0,
     quantiles=(0, 0, 1, 2, 3, 4, 5),
     zero_rate=0.6,
-    negative_rate=0,
     nan_rate=0.01,
     inf_rate=0.01,
     histogram=Histogram(edges=(0, 10, 20, 30, 40), counts=(80, 1, 0, 40)),
 )
-PRICE = ColumnProfile(name="price", type="int64", role="numeric", rows=9, null_rate=0.25, numbers=NUMBERS)
-LISTS = ListLengths(mean=3, p50=3, p95=9, p99=11, max=12, empty_rate=0.1)
-ODD = ColumnProfile(name="a\nb[red]", type="struct<a: int64>", role="nested", reason="a struct", rows=9, null_rate=1.0)
-FACTS = TableFacts(
-    uri="/t",
-    format="hive",
-    partitions=(),
-    files=3,
-    rows=9,
-    bytes=12_345,
-    row_groups=3,
-    row_group_rows=(1, 3, 5),
-    selected_rows=9,
-    where=None,
-    sampled=SampledPart(rows=9, row_groups=3, bytes=99, columns=2),
-    columns=(PRICE, ODD),
-)
+PRICE = column("price", kind="int64", rows=9, null_rate=0.25, numbers=NUMBERS, vocabulary=None)
+LISTS = lengths(9, 12)
+ODD = column("a\nb[red]", "nested", "struct<a: int64>", reason="a struct", rows=9, null_rate=1.0)
+FACTS = table(PRICE, ODD, rows=9, uri="/t", files=3, bytes=12_345, row_groups=3, row_group_rows=(1, 3, 5))
+
+
+def test_json_has_no_values_that_json_lacks():
+    facts = replace(FACTS, columns=(replace(PRICE, numbers=replace(NUMBERS, skewness=math.nan, max=math.inf)),))
+    [found] = json.loads(json.dumps(facts.to_json(), allow_nan=False))["columns"]
+    assert (found["numbers"]["skewness"], found["numbers"]["max"]) == (None, None)
+    assert found["numbers"]["quantiles"] == [0, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_table_is_clustered_where_runs_are_as_long_as_sessions():
+    assert session_of("s", run_rows=7.0).clustered
+    assert not session_of("s", run_rows=1.1).clustered
 
 
 def printed(facts: TableFacts, width: int) -> str:
@@ -143,15 +138,8 @@ def test_notes_name_what_is_special():
 
 
 def test_candidates_have_reasons_and_groups():
-    session = SessionCandidate(
-        column="s",
-        score=1,
-        reason="named session",
-        rows_per_key=10,
-        run_rows=2,
-        repeated={},
-        groups=(RepeatedColumns(columns=("a", "b"), factor=4, saved_share=0.3),),
-    )
+    groups = (RepeatedColumns(columns=("a", "b"), factor=4, saved_share=0.3),)
+    session = replace(session_of("s", run_rows=2), reason="named session", groups=groups)
     facts = replace(
         FACTS,
         labels=(LabelCandidate(column="y", score=1, reason="named y"),),
