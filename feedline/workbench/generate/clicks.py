@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.errors import SpecError
+from feedline.hashing import hash_words
 from feedline.warehouse.snapshot.column_facts import contiguous
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -90,11 +91,8 @@ def geometric(words: Words, mean: float) -> Int64s:
 
 
 def effect(ids: Int64s) -> Float64s:
-    """A fixed value in [-1, 1) per id, by the finaliser of splitmix64."""
-    word = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return unit(word ^ (word >> np.uint64(31))) * 2.0 - 1.0
+    """A fixed value in [-1, 1) per id, by its hash."""
+    return unit(hash_words(ids.astype(np.uint64), 0)) * 2.0 - 1.0
 
 
 def _split(words: Words) -> tuple[Int64s, Int64s]:

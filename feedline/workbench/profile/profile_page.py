@@ -5,9 +5,10 @@ Runs in: the process of `feedline profile`. Pure.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+
+from markupsafe import Markup, escape
 
 from feedline.workbench.profile.drift import ColumnDrift, TableDrift
 from feedline.workbench.profile.profile_tables import (
@@ -73,29 +74,12 @@ svg text{{font-size:20px}} th,td{{padding-right:9px}}
 """
 
 
-class Markup(str):
-    """A string of finished HTML, which is not escaped again."""
-
-    __slots__ = ()
-
-
-def as_markup(value: object) -> Markup:
-    """A value as HTML: a string, a number or None (an empty cell) is escaped, a Markup stays as it is."""
-    if isinstance(value, Markup):
-        return value
-    return Markup("" if value is None else html.escape(str(value)))
-
-
-def join_markup(parts: Iterable[object]) -> Markup:
-    """Several values as one piece of HTML."""
-    return Markup("".join(map(as_markup, parts)))
-
-
 def html_element(tag: str, *content: object, **attributes: object) -> Markup:
     """An element with content, and attributes (`class_`: class; those that are None are left out)."""
     names = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
-    written = "".join(f' {name}="{html.escape(str(value))}"' for name, value in names.items())
-    return Markup(f"<{tag}{written}>{join_markup(content)}</{tag}>")
+    written = "".join(f' {name}="{escape(value)}"' for name, value in names.items())
+    inner = "".join("" if each is None else escape(each) for each in content)
+    return Markup(f"<{tag}{written}>{inner}</{tag}>")
 
 
 def render_page(title: str, sections: Iterable[object], *, lead: object = "", note: object = "") -> str:
@@ -111,7 +95,7 @@ def render_page(title: str, sections: Iterable[object], *, lead: object = "", no
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{as_markup(title)}</title><style>{_STYLE}</style></head>\n<body>{body}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>{body}</body></html>\n"
     )
 
 
