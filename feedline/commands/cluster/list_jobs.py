@@ -16,7 +16,7 @@ from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa,
 from feedline.commands.consoles import console_on
 from feedline.commands.pipeline_arguments import AsJson
 from feedline.service.scheduler.job_listing import JobListing, JobProgress, list_jobs, progress_by_job, states_by_job
-from feedline.service.scheduler.job_rows import JobRow, job_rows
+from feedline.service.scheduler.scheduler_metrics import JobRow, job_rows
 
 
 def jobs(

@@ -65,7 +65,9 @@ def open_dask(
         environment["POLARS_MAX_THREADS"] = own_threads
     private = private_config() if spec.kind in ("threads", "processes") else {}
     role = FEEDER_CONFIG if tasks is None else THREADS_CONFIG
-    config = {**private, **role, **_environment_config(environment, request.scratch)}
+    folder = {} if request.scratch is None else {"temporary-directory": request.scratch}
+    variables = {f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in environment.items()}
+    config = {**private, **role, **folder, **variables}
     deploy: Callable[[], DaskDeployment] | None = None
     match spec.kind:
         case "threads":
@@ -79,12 +81,6 @@ def open_dask(
     return DaskCluster(spec, config=config, deploy=deploy, tasks=tasks, share=share, report=request.report)
 
 
-def _environment_config(environment: Mapping[str, object], scratch: str | None) -> dict[str, Any]:
-    """Dask's configuration of the workers' environment and folder (None: as in Dask's configuration)."""
-    folder = {} if scratch is None else {"temporary-directory": scratch}
-    return {**folder, **{f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in environment.items()}}
-
-
 def _dashboard_of(client: Client) -> str | None:
     """The address of the dashboard of a client's scheduler; None if it has none, or does not answer."""
     with contextlib.suppress(KeyError, OSError, TimeoutError):
@@ -95,10 +91,6 @@ def _dashboard_of(client: Client) -> str | None:
         host = str(scheduler.address).partition("://")[2].rpartition(":")[0]
         return str(format_dashboard_link(host, identity["services"]["dashboard"]))
     return None
-
-
-def _count_open(futures: Sequence[Future[Any]]) -> int:
-    return sum(future.status == "pending" for future in futures)
 
 
 class DaskCluster:
@@ -187,7 +179,10 @@ class DaskCluster:
                 futures = self.connection.client.map(
                     function, list(arguments), pure=False, key="feedline-count", **preferences()
                 )
-                open_tasks = partial(_count_open, futures)
+
+                def open_tasks(futures: Sequence[Future[Any]] = futures) -> int:
+                    return sum(future.status == "pending" for future in futures)
+
                 self.reporter.open_tasks.append(open_tasks)
                 try:
                     return iter(self.connection.gather(futures))

@@ -80,7 +80,9 @@ def start_provider(spec: ClusterSpec, environment: Mapping[str, object], *, elas
     loop_logger.addFilter(_drop)  # where Dask's loop logs the error of a start that is raised here
     try:
         _refuse_open(name, cluster, spec)
-        _extend_scheduler(cluster)
+        deployment: Any = cluster
+        if isinstance(scheduler := getattr(deployment, "scheduler", None), Scheduler):  # else it has its preload
+            deployment.loop.add_callback(install, scheduler)
         _scale(name, cluster, spec, elastic=elastic)
     except BaseException:
         close_provider(cluster, _CLOSE_S)
@@ -263,12 +265,6 @@ def _accepts(provider: Callable[..., Any], name: str) -> bool:
         for parent in inspect.getmro(provider)
         if "__init__" in vars(parent) and parent is not object
     )
-
-
-def _extend_scheduler(cluster: Any) -> None:
-    scheduler = getattr(cluster, "scheduler", None)
-    if isinstance(scheduler, Scheduler):
-        cluster.loop.add_callback(install, scheduler)
 
 
 def _refuse_open(name: str, cluster: Any, spec: ClusterSpec) -> None:

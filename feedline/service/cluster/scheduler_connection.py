@@ -241,13 +241,11 @@ class SchedulerConnection:
         verdict = self._outage.look(now_s, None if workers else "worker", waiting=waiting)
         self._say_whether_empty(verdict == "whole", now_s)
         self._over_s = None if verdict != "over" else now_s if self._over_s is None else self._over_s
-        if self._over_s is not None and not self._members and self._has_asked_since(self._over_s, now_s):
+        if self._over_s is None or self._members:
+            return
+        # Totals, and earlier answers, do not have a worker that has just come.
+        if self._answered_s >= self._over_s or now_s - self._over_s > _ANSWER_S:
             raise self._no_worker()
-
-    def _has_asked_since(self, since_s: float, now_s: float) -> bool:
-        """Whether the scheduler was asked for workers since then, and has answered or had the time: totals, and earlier
-        answers, do not have a worker that has just come."""
-        return self._answered_s >= since_s or now_s - since_s > _ANSWER_S
 
     def _say_whether_empty(self, has_workers: bool, now_s: float) -> None:
         """Say that there is no worker once that has lasted, since they follow a scheduler that is back; and its end."""

@@ -159,7 +159,8 @@ class Delivery:
     def missing(self, step: int) -> MissingBlocks:
         """The blocks that the step lacks, and where they are, which the scheduler is asked for."""
         works = [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
-        return MissingBlocks(works, _places_of_all(works, self._cluster), self._clock)
+        attempts = [attempt for work in works for attempt in work.attempts]
+        return MissingBlocks(works, _ask_places(attempts, self._cluster, stacks=True), self._clock)
 
     def close(self) -> None:
         with self._lock:
@@ -348,10 +349,6 @@ def _refuse_other_block(result: BlockResult, key: str, rows: int) -> None:
         raise ClusterError(
             f"a block has another identity: got {result.key} with {result.rows} rows, expected {key} with {rows}"
         )
-
-
-def _places_of_all(works: Sequence[BlockWork], cluster: Cluster) -> Future[TaskPlaces | None]:
-    return _ask_places([attempt for work in works for attempt in work.attempts], cluster, stacks=True)
 
 
 def _ask_places(attempts: Sequence[BlockAttempt], cluster: Cluster, *, stacks: bool) -> Future[TaskPlaces | None]:

@@ -110,7 +110,10 @@ class TrainerStreams:
             self._continues = begin.epoch == last.epoch + 1 or (begin.epoch == last.epoch and begin.step > 0)
         self._begin = begin
         assert self._source is not None
-        while self._ahead and not self._is_asked_for(self._ahead[0], begin):
+        plan, asked = self._source[0], (begin.epoch, begin.step)
+        while self._ahead and not (
+            self._ahead[0].plan is plan and (self._ahead[0].epoch, self._ahead[0].step) == asked
+        ):
             self._ahead.popleft().delivery.close()
         opening = self._opening
         if self._ahead:
@@ -118,11 +121,6 @@ class TrainerStreams:
         elif opening is None or opening.epoch != begin.epoch or opening.plan is not self._source[0]:
             self._cancel_opening()
             self._open_schedule(begin.epoch)
-
-    def _is_asked_for(self, stream: TrainerStream, begin: BeginStream) -> bool:
-        """Whether a stream computed ahead is the one that the trainer begins."""
-        assert self._source is not None
-        return stream.plan is self._source[0] and (stream.epoch, stream.step) == (begin.epoch, begin.step)
 
     def open(self) -> BeginStream | None:
         """Open the stream that the trainer asked for, once its schedule is there; returns the request then. Raises

@@ -41,34 +41,10 @@ def _ranks_by(
     return Metric(name=f"feedline_{name}", meaning=meaning, labels=("pipeline", "rank", label), samples=samples)
 
 
-def _stages(rank: RankStatus) -> dict[str, float]:
-    return {**rank.stats.delivery.times.stages, "copy": rank.stats.copy_s}
-
-
-def _stages_cpu(rank: RankStatus) -> dict[str, float]:
-    return {**rank.stats.delivery.times.cpu_stages, "copy": rank.stats.copy_cpu_s}
-
-
-def _cache_columns(rank: RankStatus) -> dict[str, float]:
+def _of_cache(rank: RankStatus, **names: str) -> dict[str, float]:
+    """Counts of a cache, by word; none without one. names: of the counts."""
     cached = rank.stats.delivery.cached
-    if cached is None:
-        return {}
-    return {
-        "found": cached.found,
-        "computed": cached.computed,
-        "skipped": cached.skipped,
-        "damaged": cached.damaged,
-    }
-
-
-def _cache_bytes(rank: RankStatus) -> dict[str, float]:
-    cached = rank.stats.delivery.cached
-    return {} if cached is None else {"read": cached.nbytes_read, "written": cached.nbytes_written}
-
-
-def _cache_wait_s(rank: RankStatus) -> float | None:
-    cached = rank.stats.delivery.cached
-    return None if cached is None else cached.waited_s
+    return {} if cached is None else {word: getattr(cached, name) for word, name in names.items()}
 
 
 _OF_RANKS = (
@@ -103,9 +79,17 @@ _OF_RANKS = (
     ),
     _rank("encoded_bytes_total", "Bytes of the received blocks.", lambda rank: rank.stats.delivery.nbytes_encoded),
     _ranks_by(
-        "stage", "stage_seconds_total", "Seconds of threads for the received blocks, and for copies to slots.", _stages
+        "stage",
+        "stage_seconds_total",
+        "Seconds of threads for the received blocks, and for copies to slots.",
+        lambda rank: {**rank.stats.delivery.times.stages, "copy": rank.stats.copy_s},
     ),
-    _ranks_by("stage", "stage_cpu_seconds_total", "CPU seconds among them.", _stages_cpu),
+    _ranks_by(
+        "stage",
+        "stage_cpu_seconds_total",
+        "CPU seconds among them.",
+        lambda rank: {**rank.stats.delivery.times.cpu_stages, "copy": rank.stats.copy_cpu_s},
+    ),
     _rank(
         "fetch_seconds_total",
         "Seconds of the stage `read` that waited for the store or the disk.",
@@ -122,10 +106,22 @@ _OF_RANKS = (
         lambda rank: rank.stats.delivery.times.queued_s,
     ),
     _rank("planning_seconds_total", "Seconds from requests for plans to answers.", lambda rank: rank.stats.planning_s),
-    _ranks_by("result", "cache_columns_total", "Features x row groups that the cache was asked for.", _cache_columns),
-    _ranks_by("direction", "cache_bytes_total", "Bytes read from and written to the cache.", _cache_bytes),
+    _ranks_by(
+        "result",
+        "cache_columns_total",
+        "Features x row groups that the cache was asked for.",
+        lambda rank: _of_cache(rank, found="found", computed="computed", skipped="skipped", damaged="damaged"),
+    ),
+    _ranks_by(
+        "direction",
+        "cache_bytes_total",
+        "Bytes read from and written to the cache.",
+        lambda rank: _of_cache(rank, read="nbytes_read", written="nbytes_written"),
+    ),
     _rank(
-        "cache_wait_seconds_total", "Seconds that blocks waited for another job that computed the same.", _cache_wait_s
+        "cache_wait_seconds_total",
+        "Seconds that blocks waited for another job that computed the same.",
+        lambda rank: _of_cache(rank, waited="waited_s").get("waited"),
     ),
     _ranks_by(
         "kind",

@@ -147,12 +147,9 @@ def _add_samples(feeder: _Feeder, status: FeederStatus) -> None:
     """Add the counts of each rank; a new trainer, or a status without a batch, starts them afresh."""
     for rank in status.ranks:
         samples = feeder.samples.setdefault(rank.rank, deque())
-        if samples and _begins(rank, samples[-1].rank):
+        last = samples[-1].rank if samples else rank
+        if not last.stats.rows or rank.stats.rows < last.stats.rows or rank.trainer != last.trainer:
             samples.clear()
         samples.append(_Sample(status.now_s, rank))
         while len(samples) > 2 and status.now_s - samples[1].at_s >= RATE_S:
             samples.popleft()
-
-
-def _begins(new: RankStatus, old: RankStatus) -> bool:
-    return not old.stats.rows or new.stats.rows < old.stats.rows or new.trainer != old.trainer

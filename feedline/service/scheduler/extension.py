@@ -25,8 +25,7 @@ from feedline.service.dask_patches.scheduler_patches import TaskQueue, finish_be
 from feedline.service.dask_patches.steady_loop import steady_clock, steady_scheduler
 from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
-from feedline.service.scheduler.job_rows import job_rows
-from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
+from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState, job_rows
 from feedline.service.worker_cores import count_cores
 from feedline.version import VERSION
 
@@ -220,13 +219,8 @@ def install(scheduler: Scheduler) -> JobExtension:
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])
-        _show_metrics(extension)
+        from feedline.service.monitoring.prometheus_server import add_to_dask  # noqa: PLC0415 -- most have none
+
+        add_to_dask("scheduler", SCHEDULER_METRICS, extension.state)  # to `/metrics`, answered on the scheduler's loop
         application.add_application(DashboardOnDemand(scheduler, extension.statuses))
     return extension
-
-
-def _show_metrics(extension: JobExtension) -> None:
-    """Add the extension's metrics to `/metrics` of Dask's pages, whose handlers run on the scheduler's loop."""
-    from feedline.service.monitoring.prometheus_server import add_to_dask  # noqa: PLC0415 -- most have none
-
-    add_to_dask("scheduler", SCHEDULER_METRICS, extension.state)

@@ -14,7 +14,7 @@ from feedline.commands.cluster.list_jobs import jobs_table
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.scheduler.job_listing import JobListing
-from feedline.service.scheduler.job_rows import job_rows
+from feedline.service.scheduler.scheduler_metrics import job_rows
 
 
 def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():

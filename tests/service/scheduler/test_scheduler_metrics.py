@@ -7,8 +7,7 @@ from dataclasses import replace
 from job_reports import REPORT
 
 from feedline.loader.wire.job_reports import FeederShare
-from feedline.service.scheduler.job_rows import job_rows
-from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
+from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState, job_rows
 
 
 def test_feeders_of_a_job_are_a_row():
