@@ -42,7 +42,7 @@ from feedline.loader.ring.pinning import Pinning
 from feedline.loader.state import checked_state, environment_warning, rebased_state, refuse_step_beyond, state_of
 from feedline.loader.tensors.torchrec_tensors import check_chosen, register_pipelineable
 from feedline.loader.wire.codec import to_values
-from feedline.loader.wire.facts import Hello, PlanFacts, RebaseRequest
+from feedline.loader.wire.facts import Hello, PlanFacts
 from feedline.native.kernels import warn_of_missing_kernels
 from feedline.resources.cgroups import available_cores
 
@@ -258,13 +258,18 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
             if value not in ("same", other):
                 raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{other}"')
         resume = checked_state(state)
-        rebase = RebaseRequest(state=resume) if snapshot == "rebase" else None
-        hello = _hello_for(resume, hello_of(self._ranks, self._group), changed=features == "changed", rebase=rebase)
+        keys = ("snapshot", "lanes", "plan", "seed", "batch_size", "window_rows", "window_blocks")
+        hello = replace(
+            hello_of(self._ranks, self._group),
+            rebase=resume if snapshot == "rebase" else None,
+            features=None if features == "changed" else resume["features"],
+            **{key: resume[key] for key in keys},
+        )
         answer = self._request(hello, resume)
-        refuse_step_beyond(resume, None if rebase is not None else answer.facts)
+        refuse_step_beyond(resume, answer.facts if hello.rebase is None else None)
         if (warning := environment_warning(resume, answer.facts)) is not None:
             warnings.warn(warning, UserWarning, stacklevel=2)
-        if rebase is not None:
+        if hello.rebase is not None:
             print_rebase(hello.global_rank, answer.facts, resume)
             resume = rebased_state(answer.facts, resume)
         self._iterators += 1
@@ -406,14 +411,6 @@ def _refuse(timeout: float | None) -> None:
         raise SpecError(f"timeout must be a positive number of seconds, or None: got {timeout!r}")
     if not sys.platform.startswith("linux"):
         raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
-
-
-def _hello_for(state: Mapping[str, Any], new: Hello, *, changed: bool, rebase: RebaseRequest | None) -> Hello:
-    """The request for the plan of a state. new: that of a new run. changed: whether features may be others."""
-    keys = ("snapshot", "lanes", "plan", "seed", "batch_size", "window_rows", "window_blocks")
-    names = {key: state[key] for key in keys}
-    features = None if changed else state["features"]
-    return replace(new, rebase=rebase, features=features, **names)
 
 
 _ANSWERS = 3  # epochs: that of the training step, that of the batches ahead of it, and the next one

@@ -26,7 +26,7 @@ from feedline.errors import FeedlineError, PlanError, StateError, TableError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import checked_state, refuse_step_beyond
 from feedline.loader.wire.codec import to_values
-from feedline.loader.wire.facts import Hello, RebaseRequest
+from feedline.loader.wire.facts import Hello
 from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.epoch_schedule import PassPlace
@@ -403,14 +403,14 @@ def _snapshot_before(spec: PipelineSpec, border: Border | None) -> Snapshot | No
     return None
 
 
-def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> tuple[str, str]:
+def _agreed_rebase(spec: PipelineSpec, state: Mapping[str, Any], start: RunStart, map: Map | None) -> tuple[str, str]:
     """The name of the rebase that all ranks of this start use, and its plan's fingerprint, from the first rank."""
 
     def compute() -> str:
-        plan = resolve_rebase(spec, request.state, map=map)
+        plan = resolve_rebase(spec, state, map=map)
         return f"{plan.fingerprint}:{plan.snapshot_name}"
 
-    content = json.dumps([start.job, to_values(request)], sort_keys=True)
+    content = json.dumps([start.job, dict(state)], sort_keys=True)
     agreed = choose_once(replace(start, job=hashlib.sha256(content.encode()).hexdigest()), spec.work_dir, compute)
     fingerprint, _, name = agreed.partition(":")
     return name, fingerprint

@@ -19,7 +19,7 @@ from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
 from feedline.loader.rank_agreement import agree_on_plan, open_plan
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.state import state_of
-from feedline.loader.wire.facts import ColumnGroup, Hello, RebaseRequest
+from feedline.loader.wire.facts import ColumnGroup, Hello
 
 HELLO = Hello(rank=0, world_size=4)
 ANSWER = answer_with(snapshot="s1", lanes=3, plan="p1", features="f1", nulls=("x" * 100_000,))
@@ -73,7 +73,7 @@ def test_others_plan_on_the_snapshot_of_rank_0():
         assert outcomes([plan] * 3, store) == [ANSWER] * 3
         assert asked[0] == HELLO
         assert asked[1:] == [replace(HELLO, snapshot="s1", lanes=3)] * 2
-    rebase = replace(HELLO, plan="p0", rebase=RebaseRequest(state={}))
+    rebase = replace(HELLO, plan="p0", rebase={})
     asked.clear()
     assert outcomes([plan] * 2, hellos=[replace(rebase, rank=rank, world_size=2) for rank in range(2)]) == [ANSWER] * 2
     window = {"window_rows": 64, "window_blocks": 16}

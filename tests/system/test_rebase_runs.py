@@ -20,7 +20,7 @@ from rewritten import Rewritten, state_at, steps
 from feedline import FeedlineDataset
 from feedline.errors import StateError
 from feedline.loader.state import checked_state
-from feedline.loader.wire.facts import Hello, RebaseRequest
+from feedline.loader.wire.facts import Hello
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_ranks_that_start_one_after_the_other(place: Rewritten):
     steps(pipeline, plan, 0, 0, 6)
     state = state_at(plan, 0, 6)
     place.delete("ds=1/0.parquet")
-    asked = RebaseRequest(state=state)
+    asked = state
     hello = {key: state[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
     found = []
     for rank in range(2):

@@ -19,13 +19,6 @@ EVENT_PREFIX = '{"wire": '
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebaseRequest:
-    """The state whose epoch continues on the current table."""
-
-    state: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """A trainer's request for a plan: its rank and, on resume, the names and numbers in its state that must match.
 
@@ -33,7 +26,8 @@ class Hello:
     all trainers and their number, if several of them read the same rank's rows. `connected`: torch.distributed connects
     the ranks, and rank 0 plans first. `column_group`: the names of the features to read, in the pipeline's order; empty
     for all. `epoch`: of a followed table, the epoch whose plan it requests; `snapshot` and `plan` may then be those of
-    an earlier one. `window_rows`, `window_blocks`: as of `PlanFacts`, of the run that is continued.
+    an earlier one. `window_rows`, `window_blocks`: as of `PlanFacts`, of the run that is continued. `rebase`: the state
+    whose epoch continues on the current table.
     """
 
     rank: int
@@ -48,7 +42,7 @@ class Hello:
     batch_size: int | None = None
     window_rows: int | None = None
     window_blocks: int | None = None
-    rebase: RebaseRequest | None = None
+    rebase: Mapping[str, Any] | None = None
     connected: bool = False
     column_group: tuple[str, ...] = ()
     epoch: int | None = None

@@ -1,6 +1,9 @@
-"""The dense matrix has each feature's values in its columns, for any number of row blocks."""
+"""The dense matrix has each feature's values in its columns, for any number of row blocks; `on_nonfinite` of floats."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -8,8 +11,10 @@ import pytest
 
 from feedline.blocks.batch_schema import batch_schema
 from feedline.config.features import FeatureSpec
+from feedline.errors import DataError
 from feedline.loader.encoding import encode as encoding
-from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encode import apply_on_nonfinite, encode
+from feedline.loader.encoding.layout import SlotColumn
 from feedline.transforms.compile.compiled import compile_features
 
 
@@ -34,3 +39,30 @@ def test_the_matrix_is_the_same_in_any_blocks(rows: int, block_bytes: int, monke
     assert np.array_equal(encoded.dense, np.column_stack([numbers[:, 0], vectors, numbers[:, 1]]))
     assert encoded.labels.tolist() == [[row] for row in range(rows)]
     assert encoded.dense.flags.c_contiguous
+
+
+NAN, INF = float("nan"), float("inf")
+COLUMN = SlotColumn(name="price", group="dense", dtype="float32", arrow="float", offset=0)
+
+
+def floats(*values: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.array(values, np.float32)
+
+
+def test_values_that_are_not_finite_become_zero_without_a_change_of_the_input():
+    values = floats(1, NAN, -INF, 4)
+    column = replace(COLUMN, on_nonfinite="zero")
+    assert apply_on_nonfinite(values, column, None).tolist() == [1, 0, 0, 4]
+    assert np.isnan(values[1])
+    finite = floats(1, 2)
+    assert apply_on_nonfinite(finite, column, None) is finite
+
+
+@pytest.mark.parametrize("extremes", [None, (1.0, INF)])
+def test_an_error_names_the_feature_the_value_and_the_row(extremes: tuple[float, float] | None):
+    column = replace(COLUMN, on_nonfinite="error")
+    with pytest.raises(
+        DataError, match=r"feature 'price' holds a value that is not finite .*got inf and 1 more in 4"
+    ) as caught:
+        apply_on_nonfinite(floats(1, 2, INF, NAN), column, None, extremes=extremes)
+    assert caught.value.row == 2
