@@ -64,12 +64,8 @@ checksum: Callable[[Any], int] = native.crc32 if native.COMPILED else zlib.crc32
 
 @dataclass(frozen=True, slots=True)
 class CachedColumn:
-    """One feature of the selected rows of one row group.
-
-    Attributes:
-        arrays: C-contiguous arrays of booleans or numbers, by name.
-        facts: plain JSON values.
-    """
+    """One feature of the selected rows of one row group. arrays: C-contiguous arrays of booleans or numbers, by name.
+    facts: plain JSON values."""
 
     arrays: Mapping[str, NDArray[Any]]
     facts: Mapping[str, Any]
@@ -206,11 +202,13 @@ def entry_buffers(
             arrays += [content, _ZEROS[:padding]]
             start += array.nbytes + padding
         listed[digest] = [dict(column.facts), stored]
+    name = join(group.table, group.path)
+    real = real_name(name)  # kept where table and path say another
     facts = {
         "digest": group.digest,
         "table": group.table,
         "path": group.path,
-        **_file_facts(group),
+        **({} if real == absolute(name) else {"file": real}),
         "row_group": group.row_group,
         "partition": {key: _to_json(value) for key, value in group.partition.items()},
         "created": created_s,
@@ -222,13 +220,6 @@ def entry_buffers(
     header = _HEADER.pack(_MAGIC, VERSION, len(index), file_bytes, cpu_s)
     header += struct.pack("<I", checksum(header + index))
     return [header.ljust(_HEADER_BYTES, b"\0"), index, _ZEROS[:padding], *arrays]
-
-
-def _file_facts(group: EntryGroup) -> dict[str, str]:
-    """The real name of the group's file, if its table and path say another."""
-    name = join(group.table, group.path)
-    real = real_name(name)
-    return {} if real == absolute(name) else {"file": real}
 
 
 def write_entry(path: str, buffers: Sequence[Any], *, mode: int, modified_ns: int) -> None:

@@ -50,13 +50,9 @@ _TYPES: tuple[tuple[type, pa.DataType], ...] = (  # in this order: a bool is an 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryTotals:
-    """The files of one row group, of one table, or of a folder.
-
-    Attributes:
-        table, path, row_group, partition: None where the totals are of several.
-        files, columns, bytes: columns are counted once per file that holds them; bytes are whole blocks of the disk.
-        used_s: the time of the last use.
-    """
+    """The files of one row group, of one table, or of a folder. table, path, row_group, partition: None where the
+    totals are of several. files, columns, bytes: columns are counted once per file that holds them; bytes are whole
+    blocks of the disk. used_s: the time of the last use."""
 
     table: str | None = None
     path: str | None = None
@@ -70,13 +66,9 @@ class EntryTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderReport:
-    """What a folder holds: totals of its readable files, and files of which the index cannot be read.
-
-    Attributes:
-        groups: of each table or row group, sorted.
-        whole: of all files, the unreadable, those of other versions and temporary ones included.
-        unreadable, other_versions, temporary: files of these kinds.
-    """
+    """What a folder holds: totals of its readable files, and files of which the index cannot be read. groups: of each
+    table or row group, sorted. whole: of all files, the unreadable, those of other versions and temporary ones
+    included. unreadable, other_versions, temporary: files of these kinds."""
 
     groups: tuple[EntryTotals, ...]
     whole: EntryTotals

@@ -120,7 +120,8 @@ class ChunkDecoder:
         if self._codes is not None:
             self._dictionary = self._dictionary_array(strings)
             if kind.lists:
-                self._type = _list_like(kind, pa.dictionary(self._codes, kind.element))
+                field = kind.type.value_field.with_type(pa.dictionary(self._codes, kind.element))
+                self._type = pa.large_list(field) if kind.long_lists else pa.list_(field)
             return True
         if kind.size:
             return True
@@ -276,11 +277,6 @@ def _advance(decoder: ChunkDecoder, rows: int | None) -> bool | str:
         return decoder.advance(rows)
     except ChunkError as error:
         return str(error)
-
-
-def _list_like(kind: ColumnKind, element: pa.DataType) -> pa.DataType:
-    field = kind.type.value_field.with_type(element)
-    return pa.large_list(field) if kind.long_lists else pa.list_(field)
 
 
 def _values(kind: ColumnKind, count: int, values: Any, strings: Any, valid: pa.Buffer | None, nulls: int) -> pa.Array:

@@ -88,7 +88,9 @@ def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
     elif is_list(kind) or pat.is_map(kind):
         equal = _equal_lists(array, rows, others)
     elif pat.is_decimal(kind) or pat.is_fixed_size_binary(kind):
-        digits = _bytes_of(array)
+        width = kind.byte_width
+        content = np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, array.offset * width)
+        digits = content.reshape(-1, width)
         equal = np.logical_and.reduce(digits[rows] == digits[others], axis=1)
     elif pat.is_null(kind):
         equal = np.ones(_count(rows, len(array)), np.bool_)
@@ -138,10 +140,6 @@ def _is_text(kind: pa.DataType) -> bool:
     return is_text(kind) or bool(pat.is_string_view(kind))
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return _is_text(kind) or is_bytes(kind) or bool(pat.is_binary_view(kind))
-
-
 def _count(rows: Rows, length: int) -> int:
     return len(range(length)[rows]) if isinstance(rows, slice) else len(rows)
 
@@ -160,12 +158,6 @@ def _words(array: pa.Array) -> NDArray[np.generic]:
     if series.dtype == pl.Boolean:
         series = series.cast(pl.UInt8)
     return np.asarray(series.rank("dense").fill_null(0))
-
-
-def _bytes_of(array: pa.Array) -> NDArray[np.uint8]:
-    """uint8 [rows, width]: the values of a fixed width."""
-    width = array.type.byte_width
-    return np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, array.offset * width).reshape(-1, width)
 
 
 def _equal_vectors(array: pa.Array, rows: Rows, others: Rows) -> Bools:
@@ -189,7 +181,7 @@ def _equal_lists(array: pa.Array, rows: Rows, others: Rows) -> Bools:
         if (pat.is_integer(kind) or pat.is_floating(kind)) and not values.null_count:
             size = kind.bit_width // 8
             return native.equal_neighbours(offsets, values.buffers()[1].slice(values.offset * size), size)
-        if _is_bytes(kind):
+        if _is_text(kind) or is_bytes(kind) or pat.is_binary_view(kind):
             return _equal_lists_of_bytes(offsets, values)
     lengths = np.diff(offsets)
     equal: Bools = lengths[rows] == lengths[others]

@@ -130,7 +130,7 @@ def widens(stored: pa.DataType, declared: pa.DataType) -> bool:
         both = unify(stored, declared)
     except KindChangedError:
         return False
-    return both in (declared, _large(declared))
+    return both in (declared, {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(declared, declared))
 
 
 def _nested_widens(stored: pa.DataType, declared: pa.DataType) -> bool:
@@ -141,10 +141,6 @@ def _nested_widens(stored: pa.DataType, declared: pa.DataType) -> bool:
     if pat.is_map(stored) and pat.is_map(declared):
         return widens(stored.key_type, declared.key_type) and widens(stored.item_type, declared.item_type)
     return False
-
-
-def _large(kind: pa.DataType) -> pa.DataType:
-    return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
 def _declare(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:

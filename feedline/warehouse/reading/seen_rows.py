@@ -94,7 +94,8 @@ def source_names(table: str | Sequence[str], format: str) -> tuple[str, ...]:
 def rows_seen(fit: TableRows, read: TableRows) -> bool | str:
     """Whether a fit has seen the rows that are read: all (True), none (False), or those marked in the column named."""
     same_files = fit.root == read.root and (not fit.sources or fit.sources == read.sources)
-    if not same_files and not _nest(fit.root, read.root):
+    roots = join(fit.root, ""), join(read.root, "")
+    if not same_files and not (roots[0].startswith(roots[1]) or roots[1].startswith(roots[0])):
         return False
     if same_files and (fit.where, fit.sample) in ((None, None), (read.where, read.sample)):
         return True
@@ -142,8 +143,3 @@ def _bind_rule(name: str, rule: Sequence[Any], schema: pa.Schema) -> Mark:
             sample=None if fit_sample is None else bind_sample(fit_sample, schema),
         ),
     )
-
-
-def _nest(one: str, other: str) -> bool:
-    first, second = join(one, ""), join(other, "")
-    return first.startswith(second) or second.startswith(first)

@@ -136,7 +136,8 @@ class StoredColumns:
     def __init__(self, fields: FileColumns, compact: Collection[str], metadata: DedupMetadata | None) -> None:
         self._fields = fields
         self._metadata = metadata
-        group_of = {} if metadata is None else _group_of(metadata)
+        described = {} if metadata is None else metadata.groups
+        group_of = {column: name for name, group in described.items() for column in group.columns}
         names_of: dict[str | None, list[str]] = {None: []}
         for name, columns in fields.inputs().items():
             groups = {group_of.get(column) for column in columns}
@@ -284,7 +285,3 @@ def _has_offsets(kind: pa.DataType) -> bool:
     """Whether arrays of a type hold offsets that may overflow, at some depth."""
     is_wide = pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_map(kind)
     return is_wide or any(_has_offsets(child.type) for child in child_fields(kind))
-
-
-def _group_of(metadata: DedupMetadata) -> dict[str, str]:
-    return {column: name for name, group in metadata.groups.items() for column in group.columns}

@@ -101,7 +101,8 @@ def outlook(error: BaseException) -> Outlook:
     if names & _TRANSIENT or status in _TRANSIENT_STATUS:
         return Outlook.TRANSIENT
     passing = isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO
-    return Outlook.TRANSIENT if passing or _classes(error) & _TRANSIENT_CLASSES else Outlook.FINAL
+    passing |= any(cls.__name__ in _TRANSIENT_CLASSES for cls in type(error).__mro__)
+    return Outlook.TRANSIENT if passing else Outlook.FINAL
 
 
 def is_denied(error: BaseException) -> bool:
@@ -195,7 +196,3 @@ def _status(error: BaseException) -> int | None:
             if isinstance(value, int | str) and str(value).isdigit():
                 return int(value)
     return None
-
-
-def _classes(error: BaseException) -> set[str]:
-    return {cls.__name__ for cls in type(error).__mro__}

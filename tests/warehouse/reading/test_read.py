@@ -7,8 +7,10 @@ import os
 import pickle
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from feedline.warehouse.reading.fragment import (
     pack_mask,
     unpack_mask,
 )
-from feedline.warehouse.reading.read import ReadRequest, bytes_of, read_arrow, read_fragment
+from feedline.warehouse.reading.read import ReadRequest, batches, bytes_of, read_arrow, read_fragment
 from feedline.warehouse.selection.select import count_fragment, plan_fragments, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
@@ -419,6 +421,25 @@ def test_a_reader_that_stops_early_leaves_no_file_open(shop: Snapshot) -> None:
     assert path in open_files()
     reader.close()
     assert path not in open_files()
+
+
+@pytest.mark.parametrize("where", [None, "i64 > 0"])
+def test_a_chunk_is_freed_before_the_next_is_decoded(shop: Snapshot, where: str | None) -> None:
+    bound = None if where is None else bind_where(where, shop.schema)
+    fragment = replace(whole(shop), expected=(UNCOUNTED,) * 3)
+    request = ReadRequest(["ids"], shop.schema, bound, chunk_rows=4)
+    for chunk in (reader := read_fragment(fragment, request)):
+        frame = weakref.ref(chunk.frame)
+        break
+    del chunk
+    assert frame() is None
+    reader.close()
+    decoded = batches(fragment, request, [0] * 3)
+    batch = next(decoded)
+    data = weakref.ref(batch.data)
+    del batch
+    assert data() is None
+    decoded.close()
 
 
 def open_files() -> list[str]:

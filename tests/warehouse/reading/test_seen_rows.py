@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fit_in_memory import fit_frames
 
-from feedline import Pipeline
+from feedline import Pipeline, Table
 from feedline.blocks.compute import run_block
 from feedline.commands.head import preview
 from feedline.errors import FeedlineError
@@ -27,8 +28,11 @@ from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.warehouse.discovery.hive import matches_any
+from feedline.warehouse.reading.fragment import fragment_at
+from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.sample import Sample
-from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
+from feedline.warehouse.reading.seen_rows import TableRows, bind_marks, rows_seen, rows_seen_by_any
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.workbench.explain.op_costs import describe_ops
 
 FOLDS, SMOOTHING, DAYS, PER_DAY = 4, 3.0, 4, 60
@@ -309,6 +313,20 @@ def test_a_filter_of_the_fit_that_this_table_cannot_answer(folder: Path):
 )
 def test_which_rows_were_seen(fit: dict[str, Any], read: dict[str, Any], expected: bool | str):
     assert rows_seen(TableRows(**{"root": "/w/t", **fit}), TableRows(**{"root": "/w/t", **read})) == expected
+
+
+def test_a_fit_of_several_sources_has_seen_what_one_of_them_sampled(tmp_path: Path):
+    """By position, in every row group."""
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "a.parquet", row_group_size=30)
+    snapshot = take_snapshot(str(tmp_path))
+    fits = [TableRows(root=snapshot.uri, where="x < 0"), TableRows(root=snapshot.uri, sample=Sample(fraction=0.5))]
+    name = rows_seen_by_any(fits, TableRows(root=snapshot.uri))
+    marks = bind_marks([str(name)], snapshot.schema)
+    fragment = fragment_at(snapshot, 0, np.arange(4), np.array([30, 30, 30, 10]))
+    chunks = read_fragment(fragment, ReadRequest(["x"], snapshot.schema, marks=marks))
+    seen = [seen for chunk in chunks for seen in chunk.frame[name].to_list()]
+    learnt = Table(tmp_path).read(["x"], sample={"fraction": 0.5})["x"].to_pylist()
+    assert [row for row in range(100) if seen[row]] == learnt
 
 
 def test_files_by_their_names():
