@@ -6,7 +6,6 @@ import datetime
 import os
 import pickle
 import shutil
-import tempfile
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +17,8 @@ import duckdb
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from warehouse_samples import COLLECTION, sample, write
@@ -38,7 +35,7 @@ from feedline.warehouse.reading.fragment import (
     unpack_mask,
 )
 from feedline.warehouse.reading.read import ReadRequest, batches, bytes_of, read_arrow, read_fragment
-from feedline.warehouse.selection.select import count_fragment, plan_fragments, screen_rows, select_rows
+from feedline.warehouse.selection.select import count_fragment, plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -119,63 +116,6 @@ def test_chunks_are_bounded_and_name_their_row_group(shop: Snapshot) -> None:
         (0, 8), (0, 8), (0, 4), (1, 8), (1, 8), (1, 4), (2, 8), (2, 2),
     ]  # fmt: skip
     assert {chunk.uri for chunk in chunks} == {f"{shop.uri}/{shop.files['path'][0].as_py()}"}
-
-
-@examples(35)
-@given(st.data())
-def test_any_split_of_any_filter_is_what_pyarrow_and_duckdb_keep(data: st.DataObject) -> None:
-    rng = np.random.default_rng(data.draw(st.integers(0, 3)))
-    table = pa.table(
-        {
-            "x": pa.array(rng.integers(0, 20, 60), mask=rng.random(60) < 0.2),
-            "y": pa.array(rng.random(60)),
-            "l": [list(range(i % 4)) if i % 5 else None for i in range(60)],
-            "row": range(60),
-        }
-    )
-    text = data.draw(
-        st.sampled_from(
-            ["x > 10", "x > 10 and y < 0.5", "x is None or y > 0.9", "k == 1", "x >= 0", "k == 1 and x == 3"]
-        )
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        root = write(
-            Path(folder) / "t",
-            {f"k={k}/f.parquet": table for k in (1, 2)},
-            row_group_size=data.draw(st.integers(3, 30)),
-        )
-        snapshot = take_snapshot(root)
-        where = bind_where(text, snapshot.schema)
-        selection = select_rows(snapshot, where, work_dir=folder)
-        splits = plan_splits(selection.rows, snapshot.file_of_row_group, data.draw(st.integers(1, 70)))
-        columns = data.draw(st.lists(st.sampled_from(snapshot.schema.names), min_size=1, max_size=3, unique=True))
-        columns = [*columns, *(name for name in ("row", "k") if name not in columns)]
-        parts = []
-        for index in range(len(splits)):
-            fragment = fragment_of(snapshot, splits, selection.rows, index)
-            part = frames(snapshot, fragment, columns, text, chunk_rows=data.draw(st.integers(1, 40)))
-            assert part.height == splits.rows[index] == sum(fragment.expected)
-            assert read_arrow(fragment, ReadRequest(columns, snapshot.schema, where)).to_pydict() == part.to_dict(
-                as_series=False
-            )
-            parts.append(part)
-        kept = [row for part in parts for row in part.select("k", "row").iter_rows()]
-        sql = text.replace("==", "=").replace("is None", "is null")
-        assert (
-            kept
-            == duckdb.sql(
-                f"select k, row from read_parquet('{root}/*/*.parquet', hive_partitioning=true) "
-                f"where {sql} order by k, row"
-            ).fetchall()
-        )
-        everything = pq.read_table(root, partitioning="hive")
-        for part in parts:
-            for name in ("x", "y", "l"):
-                if name in columns:
-                    expected = everything.filter(
-                        (pc.field("k") == part["k"][0]) & pc.field("row").isin(part["row"].to_list())
-                    )
-                    assert part[name].to_list() == expected[name].to_pylist()
 
 
 def test_another_number_of_kept_rows_is_an_error(shop: Snapshot) -> None:

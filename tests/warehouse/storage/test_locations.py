@@ -16,10 +16,9 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from feedline import Table
 from feedline.errors import TableChangedError
-from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
-from feedline.warehouse.storage.locations import Location, _Handler, locate, real_name, uri_on
+from feedline.warehouse.storage.locations import Location, locate, real_name, uri_on
 
 
 @pytest.mark.parametrize(
@@ -165,21 +164,6 @@ def test_files_of_other_processes_are_opened_whole_and_deleted(store: Rememberin
     store.dircache["w/c"] = []
     location.filesystem.delete_dir("w/c")
     assert list(store.objects) == [FIRST, "w/a"]
-
-
-def test_stores_without_a_cache_get_no_more_requests(store: Remembering, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.dircache.use_listings_cache = False
-
-    def requests() -> list[str]:
-        store.requests.clear()
-        discover(TABLE)
-        assert Table(TABLE).read().num_rows == 4
-        return list(store.requests)
-
-    asked = requests()
-    for name in ("_forget", "_forget_all"):
-        monkeypatch.setattr(_Handler, name, lambda *_: None)
-    assert asked == requests()
 
 
 def test_many_files_of_a_folder_are_one_listing(store: Remembering) -> None:
