@@ -182,8 +182,8 @@ MUTATIONS = (
     Mutation(
         "warehouse/reading",
         "row-numbers-of-later-chunks",
-        "first_row += rows_here",
-        "first_row = rows_here",
+        "first_row, row = group.first_row + row, row + rows.rows",
+        "first_row, row = group.first_row, row + rows.rows",
         "rows of a row group's later chunks have wrong numbers, and so another sample",
     ),
     Mutation(
