@@ -76,3 +76,15 @@ def test_pages_carry_checksums(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(OSError, match="CRC"):
         pq.ParquetFile(path, page_checksum_verification=True).read()
+
+
+def test_a_file_ends_before_a_row_group_takes_it_past_its_size(tmp_path: Path) -> None:
+    table = pa.table({"a": np.random.default_rng(0).integers(0, 2**62, 6000)})  # 8 kB per row group
+    format = TableFormat(
+        schema=table.schema,
+        encodings=[Encoding(leaf="a", encoding=PLAIN, codec="none")],
+        limits=Limits(row_group_rows=1000, row_group_bytes=None, file_bytes=20_000),
+    )
+    writer = TableWriter(pafs.LocalFileSystem(), str(tmp_path), "x", format, note={}, suffix=".parquet")
+    writer.write(table)
+    assert [file.row_groups for file in writer.close()] == [2, 2, 2]
