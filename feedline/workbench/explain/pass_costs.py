@@ -178,15 +178,12 @@ class StepCost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCost:
     """A feature's part of a pass: CPU seconds per million rows. steps: of its chain; empty where they were not
-    measured. alone_s: with the steps that others share as if they were its own.
-    """
+    measured."""
 
     name: str
     ops_s: CpuEstimate
     encode_s: CpuEstimate
-    alone_s: float
     steps: tuple[StepCost, ...] = ()
-    is_measured: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,9 +236,7 @@ def measure_passes(sample: BlockSample, compiled: CompiledJob, budget: CpuBudget
                     name=each.name,
                     ops_s=part.scaled(computing * fair + repeats * once),
                     encode_s=part.scaled(encoding),
-                    alone_s=part.cpu_s,
                     steps=costs,
-                    is_measured=len(group) == 1,
                 )
             )
     whole = estimate(seconds[:, 0])

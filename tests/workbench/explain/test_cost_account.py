@@ -53,10 +53,7 @@ def decoding(**columns: float) -> DecodeCosts:
 
 
 def passes(**features: tuple[float, float]) -> PassCosts:
-    found = [
-        PassCost(name=name, ops_s=cpu(ops), encode_s=cpu(encode), alone_s=ops)
-        for name, (ops, encode) in features.items()
-    ]
+    found = [PassCost(name=name, ops_s=cpu(ops), encode_s=cpu(encode)) for name, (ops, encode) in features.items()]
     return PassCosts(features=tuple(found), shared=cpu(0.25), whole=cpu(5), ops_s=4.0, order=cpu(0.125))
 
 

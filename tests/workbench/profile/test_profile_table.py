@@ -186,7 +186,7 @@ def test_all_classes_of_a_label_are_kept_and_nulls_that_it_shares(tmp_path: Path
 
 
 def test_every_stored_type_is_described(tmp_path: Path):
-    values = {str(kind): pa.array(cells, kind) for kind, cells in ODD_TYPES}
+    values = {str(kind): pa.array(cells, kind) for kind, _, cells in ODD_TYPES}
     more = {"coded": pa.array(["a", "b"]).dictionary_encode(), "long": pa.array(["x" * 5_000_000, "y"])}
     write(tmp_path / "a.parquet", pa.table(values | more))
     facts = profile(tmp_path)

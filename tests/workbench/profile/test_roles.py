@@ -1,52 +1,13 @@
-"""Roles of columns by type, and of integers by name and values."""
+"""Roles of integers by name and values."""
 
 from __future__ import annotations
 
 import polars as pl
-import pyarrow as pa
 import pytest
 
 from feedline.workbench.profile.column_measures import number_facts
-from feedline.workbench.profile.roles import is_id_like, name_words, role_of_integers, role_of_type
+from feedline.workbench.profile.roles import is_id_like, name_words, role_of_integers
 from feedline.workbench.profile.table_facts import ColumnRole, DistinctCount
-
-WEIGHTED = pa.struct([("id", pa.int64()), ("weight", pa.float32())])
-
-
-@pytest.mark.parametrize(
-    ("kind", "role"),
-    [
-        (pa.int8(), "numeric"),
-        (pa.uint64(), "numeric"),
-        (pa.float16(), "numeric"),
-        (pa.decimal128(10, 2), "numeric"),
-        (pa.bool_(), "category"),
-        (pa.string(), "string"),
-        (pa.large_string(), "string"),
-        (pa.binary(), "string"),
-        (pa.binary(4), "string"),
-        (pa.date32(), "time"),
-        (pa.timestamp("us", "UTC"), "time"),
-        (pa.list_(pa.int64()), "list"),
-        (pa.large_list(pa.string()), "list"),
-        (pa.list_(pa.float32(), 3), "list"),
-        (pa.list_(WEIGHTED), "list"),
-        (pa.list_(pa.list_(pa.int64())), "nested"),
-        (pa.list_(pa.struct([("a", pa.int64())])), "nested"),
-        (pa.list_(pa.date32()), "nested"),
-        (pa.struct([("a", pa.int64())]), "nested"),
-        (pa.map_(pa.string(), pa.int64()), "nested"),
-        (pa.null(), "unsupported"),
-        (pa.decimal256(50, 2), "unsupported"),
-        (pa.time32("ms"), "unsupported"),
-        (pa.duration("s"), "unsupported"),
-        (pa.month_day_nano_interval(), "unsupported"),
-    ],
-)
-def test_types_have_roles(kind: pa.DataType, role: ColumnRole):
-    found, reason = role_of_type(kind)
-    assert found == role
-    assert reason is not None or role not in ("nested", "unsupported")
 
 
 @pytest.mark.parametrize(
