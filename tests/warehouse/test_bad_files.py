@@ -261,17 +261,6 @@ def test_findings_are_recorded_and_files_not_read_again(place: Place, tmp_path: 
     assert (plan.source.selection.rows.sum(), plan.source.skipped) == (4 * ROWS, ())
 
 
-def test_a_file_that_is_gone_is_no_longer_reported(place: Place, tmp_path: Path):
-    table = write(tmp_path / "t")
-    truncate(part(table, 1))
-    path = pipeline_over(place, table)
-    before = Pipeline.from_yaml(path).plan()
-    part(table, 1).unlink()
-    after = Pipeline.from_yaml(path).plan()
-    assert before.source.snapshot.id == after.source.snapshot.id
-    assert (len(before.source.skipped), len(after.source.skipped)) == (1, 0)
-
-
 def test_findings_about_good_files_are_removed(tmp_path: Path):
     one, two = (
         BadFile(file=f"f{number}", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")

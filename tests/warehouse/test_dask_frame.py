@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import dask
 import duckdb
-import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -127,15 +125,6 @@ def test_readers_are_small_and_equal_readers_have_equal_tokens(shop: Snapshot) -
     assert pickle.loads(pickle.dumps(one))(fragment).equals(one(fragment))
     assert list(one(fragment, columns=[]).columns) == []
     assert len(one(fragment, columns=[])) == len(one(fragment))
-
-
-@pytest.mark.slow
-def test_partitions_are_read_by_other_processes(shop: Snapshot) -> None:
-    frame = to_dask(shop, screen_rows(shop, None), ["i64", "ids"], split_rows=30)
-    with dask.config.set(scheduler="processes", num_workers=1):
-        pids = frame.map_partitions(lambda part: pd.Series([os.getpid(), len(part)]), meta=(None, "int64")).compute()
-    assert os.getpid() not in pids.tolist()[::2]
-    assert int(np.sum(pids.tolist()[1::2])) == shop.rows
 
 
 class Counted:

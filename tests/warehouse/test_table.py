@@ -54,15 +54,6 @@ def test_filters_keep_pyarrows_rows(root: str, where: str, expression: pc.Expres
     assert Table(root).read(columns, where).equals(hive(root).to_table(columns=columns, filter=expression))
 
 
-def test_duckdb_sees_the_same_rows(root: str) -> None:
-    ours = Table(root).read(["ds", "c", "i64", "text"], 'i64 > 0 and c == "x"')
-    theirs = duckdb.sql(
-        f"select ds, c, i64, text from read_parquet('{root}/*/*/*.parquet', hive_partitioning=true, filename=true) "
-        "where i64 > 0 and c = 'x' order by filename, file_row_number"
-    )
-    assert [tuple(row.values()) for row in ours.to_pylist()] == theirs.fetchall()
-
-
 def test_files_lists_globs_and_uris_serve_too(root: str) -> None:
     day = f"{root}/ds=2026-01-02"
     expected = hive(root).to_table(columns=["i64", "ds", "c"], filter=pc.field("ds") == datetime.date(2026, 1, 2))

@@ -9,7 +9,7 @@ last), then by path. Below the root,
 
 A file that the user names is read whatever its name. A folder named alone is the root; for files, lists and globs it is
 their deepest common folder, without the `key=value` folders at its end. A folder with a table's log (`logs`) is
-refused, and so is a file that two paths lead to (`links`).
+refused, and so is a file that two paths lead to.
 """
 
 from __future__ import annotations
@@ -159,21 +159,23 @@ class Listing:
 class _NamedFiles:
     """The files that one of the user's names stands for, and the folder that its path fixes (`anchor`).
 
-    `logs`: as in `logs.logs_above`, of a folder that was listed. `links`, `duplicates`: as in `links.Walk`. `markers`:
-    folders with a file `_SUCCESS`, and its mtime_ns. `apart`: as in `discover`, those that are not.
+    `logs`: as in `logs.logs_above`, of a folder that was listed. `markers`: folders with a file `_SUCCESS`, and its
+    mtime_ns. `apart`: as in `discover`, those that are not.
     """
 
     location: Location
     anchor: str
     files: tuple[pafs.FileInfo, ...]
+    tree: Walk
     ignored: tuple[str, ...] = ()
-    is_folder: bool = True
     whole_folder: bool = False
     logs: Mapping[str, str] = field(default_factory=dict)
-    links: frozenset[str] = frozenset()
-    duplicates: Mapping[str, str] = field(default_factory=dict)
     markers: Mapping[str, int] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
+
+    @property
+    def is_folder(self) -> bool:
+        return self.anchor == self.location.path
 
 
 def discover(
@@ -201,9 +203,9 @@ def discover(
     for uri, entry in zip(uris, entries, strict=True):
         for name in entry.apart:
             raise _not_apart_error(name, (apart or {})[name], uri)
-    if is_local(first.filesystem) and (len(entries) > 1 or entries[0].links or entries[0].duplicates):
-        duplicates = {folder: first for entry in entries for folder, first in entry.duplicates.items()}
-        refuse_same_files(infos, {link for entry in entries for link in entry.links}, duplicates)
+    if is_local(first.filesystem) and (len(entries) > 1 or entries[0].tree.links or entries[0].tree.duplicates):
+        duplicates = {folder: first for entry in entries for folder, first in entry.tree.duplicates.items()}
+        refuse_same_files(infos, {link for entry in entries for link in entry.tree.links}, duplicates)
     whole_folder = len(entries) == 1 and entries[0].whole_folder
     root = first.path if whole_folder else common_root([entry.anchor for entry in entries])
     listing = hive_listing(uri_on(first, root), root, infos, partitions)
@@ -231,7 +233,7 @@ def _refuse_files_with_log(entries: Sequence[_NamedFiles], infos: Mapping[str, p
     """named: the user has named one file."""
     first = entries[0].location
     logs = {root: mark for entry in entries for root, mark in entry.logs.items()}
-    listed = {entry.anchor for entry in entries if entry.location.path == entry.anchor}
+    listed = {entry.anchor for entry in entries if entry.is_folder}
     anchors = sorted({entry.anchor for entry in entries})
     above = logs_above(first, anchors, listed=listed, name=redact(first.uri))
     try:
@@ -261,8 +263,8 @@ def _find(uri: str, apart: Mapping[str, str]) -> _NamedFiles:
                 raise TableError(
                     f"{redact(uri)} holds the footers of a table's files: expected a file of rows. Name its folder"
                 )
-            links = links_among([info.path]) if is_local(location.filesystem) else ()
-            return _NamedFiles(location, parent(location.path), (info,), is_folder=False, links=frozenset(links))
+            tree = Walk(links=links_among([info.path]) if is_local(location.filesystem) else set())
+            return _NamedFiles(location, parent(location.path), (info,), tree)
         return _folder(location, apart)
     base, pattern = _split_glob(uri)
     folder = _locate_existing(base) if pattern else None
@@ -314,11 +316,10 @@ def _folder(location: Location, apart: Mapping[str, str], pattern: str = "") -> 
         location,
         root,
         tuple(files),
+        tree,
         tuple(ignored),
         whole_folder=True,
         logs=logs_below(root, [folder for folder, covered in hidden.items() if covered], ignored),
-        links=frozenset(tree.links),
-        duplicates=tree.duplicates,
         markers=markers,
         apart=tuple(name for name, uri in apart.items() if _would_read(location, tree, pattern, uri)),
     )

@@ -2,7 +2,7 @@
 
 Runs in the caller's process; the work is done by small picklable tasks that any `map` may run. Steps:
 
-1. survey the table: which columns hold no null, and which map keys become columns (`survey`, `flattening`);
+1. survey the table: which columns hold no null, and which map keys become columns (`survey`);
 2. derive the target's schema: those columns not nullable, in the requested order;
 3. find finished partitions: their files have the fingerprints of these settings and of their sources;
 4. sample rows, cluster and deduplicate them like the target, and choose each column's encoding (`encodings`);

@@ -1,9 +1,9 @@
 """Select the rows to read of each row group, reading as little as possible to count them.
 
 Runs where a plan is made. Partition values and statistics judge every row group first (`pruning`). Rows sampled by
-position are counted by arithmetic. For the rest the counting pass (`counting`) checks bloom filters, then reads the
-columns of the filter and of the sample, in tasks that any `map` may run, in waves (`waves`). Counts are stored under
-`work_dir/counts`, named by snapshot, filter and sample; a damaged or inconsistent file is ignored.
+position are counted by arithmetic. For the rest the counting pass checks bloom filters, then reads the columns of the
+filter and of the sample, in tasks that any `map` may run, in waves (`waves`). Counts are stored under
+`work_dir/counts`, named by snapshot, filter and sample.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ _WORTH_COMPRESSING = 4096  # bytes of a column's facts: fewer cost more time tha
 class FactBlock:
     """The facts of files of one schema.
 
-    `files`, `row_groups`: as in `assembly.SnapshotPart`. `columns`: an Arrow stream of facts per column of `schema`.
+    `files`, `row_groups`: as in `SnapshotPart`. `columns`: an Arrow stream of facts per column of `schema`.
     """
 
     schema: pa.Schema

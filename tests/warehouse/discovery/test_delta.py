@@ -155,13 +155,6 @@ def test_unknown_features_are_refused():
         _refuse_features(Log(), "t")
 
 
-def test_a_table_without_any_of_its_files_is_refused(delta: Path):
-    for file in delta.rglob("*.parquet"):
-        file.unlink()
-    with pytest.raises(TableChangedError, match=r"has lost files of this version: .* and 31 more"):
-        Table(delta, format="delta").snapshot()
-
-
 def test_folders_without_a_delta_table_are_refused(tmp_path: Path):
     (tmp_path / "t").mkdir()
     for folder in (tmp_path / "t", tmp_path / "nothing"):

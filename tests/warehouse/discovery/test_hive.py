@@ -254,3 +254,18 @@ def test_folders_apart_in_a_store(tmp_path: Path) -> None:
         assert len(discover(table, apart={"work_dir": folder}).files) == 1
     with pytest.raises(TableArgumentError, match=r"work_dir lies in the table: got memory:.*/t/state, whose files"):
         discover(table, apart={"work_dir": f"memory:/{tmp_path}/t/state"})
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("part-0.parquet.snappy", r"Rename them to end in \.parquet"),
+        ("clicks.csv.gz", r"polars\.scan_csv\('clicks\.csv\.gz'\)\.sink_parquet\('clicks\.parquet'\)"),
+        ("clicks.ndjson", r"polars\.scan_ndjson\('clicks\.ndjson'\)"),
+        ("clicks.orc", r"expected names ending in \.parquet"),
+    ],
+)
+def test_files_that_are_no_parquet_say_what_to_do(name: str, remedy: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(TableNotFoundError, match=rf"got 1 files with other suffixes \({name}\).*{remedy}"):
+        discover(str(tmp_path))

@@ -17,7 +17,6 @@ from feedline import Table
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
 from feedline.warehouse.discovery.iceberg import list_iceberg, newest_metadata
-from feedline.warehouse.scan import check_footers
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot import footer_tasks
 from feedline.warehouse.snapshot.take import snapshot_of
@@ -232,19 +231,6 @@ def test_hints_and_numbers_decide_which_metadata_is_the_newest(names: list[str],
         return
     with pytest.raises(TableError, match=rf"t has no single newest metadata file: .*{expected}.*catalog shows"):
         newest_metadata(names, hint, "t")
-
-
-def test_a_check_names_every_file_with_another_name(iceberg: Any, tmp_path: Path):
-    with iceberg.update_schema(allow_incompatible_changes=True) as update:
-        update.rename_column("price", "cost")
-    iceberg.append(ice_rows(iceberg, 200, cost=rows(200)["price"]))
-    listing = list_iceberg(iceberg.metadata.location)
-    findings = check_footers(listing, map=lambda function, tasks: [function(task) for task in tasks])
-    assert not findings.bad
-    renamed = {problem.file for problem in findings.problems}
-    assert 0 < len(renamed) < len(listing.files)
-    assert all("column 'cost' was renamed" in problem.reason for problem in findings.problems)
-    assert findings.schema.names == [field.name for field in iceberg.schema().fields]
 
 
 def test_a_dropped_column_is_gone(iceberg: Any):

@@ -172,24 +172,6 @@ def test_a_key_that_is_nan_is_settled_by_every_comparison() -> None:
     assert prune(equal, given).by_partition[0]
 
 
-@pytest.mark.parametrize("zero", [0.0, -0.0])
-@pytest.mark.parametrize("other", [0.0, -0.0])
-def test_zeros_of_both_signs_are_equal(zero: float, other: float) -> None:
-    given = statistics(zero, zero, floating=True)
-    assert [verdict(op, other, given) for op in OPERATORS] == [SOME, SOME, NONE, SOME, NONE, SOME]
-    assert verdict("in", (other,), given) == SOME
-
-
-def test_truncated_text_may_drop_but_never_take_whole() -> None:
-    given = statistics("ab", "b", exact=False)
-    assert [verdict(op, "c", given) for op in OPERATORS] == [NONE, SOME, SOME, SOME, NONE, NONE]
-    assert prune(Not(item=IsNull(column="x")), given).outcome[0] == ALL
-    assert (
-        prune(Or(items=(Comparison(column="x", op="<", value="c"), Not(item=IsNull(column="x")))), given).outcome[0]
-        == SOME
-    )
-
-
 def test_nulls_and_the_unknown() -> None:
     null, not_null = IsNull(column="x"), Not(item=IsNull(column="x"))
     for count, expected in ((0, NONE), (3, SOME), (10, ALL), (-1, SOME)):
