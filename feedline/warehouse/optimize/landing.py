@@ -16,7 +16,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -29,6 +28,7 @@ from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import absolute, join, list_tree, locate, redact, split_options
+from feedline.warehouse.storage.parallel import in_threads
 from feedline.warehouse.storage.retry import is_local, with_retries
 from feedline.warehouse.storage.whole_file import exchange
 
@@ -144,11 +144,11 @@ class Target:
                 raise self._foreign_file_error(path)
             sizes[path] = info.size
         notes: dict[str, list[Note]] = {}
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-landed") as pool:
-            for path, note in zip(sizes, pool.map(self._note, sizes, sizes.values()), strict=True):
-                if note is None:
-                    raise self._foreign_file_error(path)
-                notes.setdefault(path.rpartition("/")[0], []).append(note)
+        read = in_threads(lambda path: self._note(path, sizes[path]), sizes, threads=_THREADS)
+        for path, note in zip(sizes, read, strict=True):
+            if note is None:
+                raise self._foreign_file_error(path)
+            notes.setdefault(path.rpartition("/")[0], []).append(note)
         return notes
 
     def folder(self, folder: str) -> str:

@@ -49,11 +49,6 @@ def check_groups(groups: DedupGroups) -> None:
             raise TableArgumentError(
                 f"--dedup names group {name!r} without columns: expected at least one. Write --dedup {name}=column"
             )
-    repeated = [name for name, count in Counter(name for name, _ in groups).items() if count > 1]
-    if repeated:
-        raise TableArgumentError(
-            f"--dedup names group {repeated[0]!r} twice: expected all its columns in one list. Join the lists"
-        )
     for column, count in columns.items():
         if count > 1:
             named = " and ".join(dict.fromkeys(name for name, members in groups if column in members))

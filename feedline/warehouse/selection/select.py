@@ -11,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -358,8 +356,7 @@ def _sample_counts(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> In
         path = paths[int(file[row_group])].as_py()
         return sampled_rows(sample, path, int(first_row[row_group]), int(stored[row_group]))
 
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-sample") as pool:
-        return np.fromiter(pool.map(count, row_groups.tolist()), np.int64, len(row_groups))
+    return np.fromiter(in_threads(count, row_groups.tolist()), np.int64, len(row_groups))
 
 
 def _counting(
