@@ -1,9 +1,10 @@
-"""The ports of a pipeline's local cluster, and who may connect to them."""
+"""The ports of a pipeline's local cluster, who may connect to them, and the limit of open files."""
 
 from __future__ import annotations
 
 import copy
 import os
+import resource
 import socket
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from schedulers import workers_now
 from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.open_cluster import open_cluster, require_open_files
 from feedline.service.cluster.request import ClusterRequest
 
 
@@ -131,3 +132,40 @@ def test_a_private_cluster_takes_nothing_of_the_user_s_dask_that_would_break_it(
     assert settings["comm"]["require-encryption"] is None
     assert [settings[role]["preload"] for role in ("scheduler", "worker", "nanny", "client")] == [[], [], [], []]
     assert settings["scheduler"]["worker-saturation"] == "inf", "Feedline's own, above Dask's defaults"
+
+
+THREADS, PROCESSES = ClusterSpec(), ClusterSpec.model_validate({"workers": {"min": 1, "max": 100}})
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Soft and hard."""
+    limits = [0, 0]
+    monkeypatch.setattr(resource, "getrlimit", lambda number: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda number, values: limits.__setitem__(slice(None), values))
+    return limits
+
+
+@pytest.mark.parametrize(
+    ("spec", "before", "after"),
+    [
+        (THREADS, [1024, 4096], [1024, 4096]),
+        (THREADS, [30, 4096], [64, 4096]),
+        (THREADS, [30, -1], [64, -1]),
+        (PROCESSES, [1024, 4096], [1664, 4096]),
+        (PROCESSES, [-1, -1], [-1, -1]),
+    ],
+)
+def test_a_limit_is_raised_as_far_as_needed(limits: list[int], spec: ClusterSpec, before: list[int], after: list[int]):
+    limits[:] = before
+    require_open_files(spec)
+    assert limits == after
+
+
+def test_a_limit_that_may_not_be_raised_is_refused(limits: list[int]):
+    limits[:] = 40, 40
+    with pytest.raises(ClusterError, match=r"is too low: got 40 \(ulimit -n\), expected at least 64\. Raise it"):
+        require_open_files(THREADS)
+    limits[:] = 1024, 1024
+    with pytest.raises(ClusterError, match=r"least 1,664 with 100 worker processes\. .* or lower cluster.workers"):
+        require_open_files(PROCESSES)

@@ -1,28 +1,34 @@
-"""The feeder's loop, and what it tells its cluster."""
+"""The loop of a feeder, what it tells its cluster, and what a session counts of its trainer."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from finished_blocks import BLOCK_RESULT
 from pipelines import PATIENCE_S
 from ringless_trainers import trainers_of, write_pipeline
 
 from feedline.config.cluster_section import ClusterSpec
+from feedline.loader.encoding.block_times import BlockTimes
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.ring.channel import ChannelClosedError, pair
-from feedline.loader.wire.codec import WIRE_VERSION, pack
-from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
+from feedline.loader.wire.facts import BlockStats, FeederStats, Hello
 from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure, PlanAnswer, PlanRequest
 from feedline.progress import Progress, report_progress
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
-from feedline.service.feeder.trainer_session import TrainerSession
+from feedline.service.feeder.trainer_session import FeederCounters, TrainerSession
+from feedline.service.monitoring.block_counts import count_block
 from feedline.version import VERSION
 
 
@@ -133,3 +139,43 @@ def test_a_trainer_that_watches_its_plan_hears_how_far_it_is(tmp_path: Path, mon
         while not isinstance(trainer.channel.receive()[1], PlanAnswer):
             pass
     assert found == Progress(phase="counting", done=1, total=4, unit="rows")
+
+
+FOUND = CacheCounts(found=3, nbytes_read=9, waited_s=0.5)
+COMPUTED = CacheCounts(computed=1, nbytes_written=8)
+
+
+def delivered(*cached: CacheCounts | None) -> BlockStats:
+    """The sums over a block for each of these counts."""
+    stats = BlockStats()
+    for counts in cached:
+        count_block(stats, replace(BLOCK_RESULT, cached=counts), turnaround_s=3.25)
+    return stats
+
+
+def test_blocks_add_up():
+    stats = delivered(None, None)
+    assert (stats.blocks, stats.nbytes_read, stats.nbytes_encoded) == (2, 200, 10)
+    assert (stats.times, stats.cached) == (BLOCK_RESULT.times + BLOCK_RESULT.times + BlockTimes(queued_s=2.0), None)
+
+
+@pytest.mark.parametrize(
+    ("cached", "total"),
+    [
+        ((FOUND,), FOUND),
+        ((FOUND, COMPUTED, None), FOUND + COMPUTED),
+        ((None, CacheCounts()), CacheCounts()),
+    ],
+)
+def test_what_blocks_found_in_the_cache_crosses_the_wire(cached: tuple[CacheCounts | None, ...], total: CacheCounts):
+    stats = FeederCounters(delivery=delivered(*cached)).stats()
+    assert stats.delivery.cached == total
+    assert unpack(FeederStats, pack(stats)) == stats
+
+
+def test_a_line_says_what_the_cache_had(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, logger="feedline.cache")
+    FeederCounters(delivery=delivered(None)).log_cached(0)
+    assert not caplog.messages
+    FeederCounters(epoch=1, delivery=delivered(FOUND, COMPUTED)).log_cached(2)
+    assert caplog.messages == [f"rank 2: after epoch 1, {(FOUND + COMPUTED).describe()}"]
