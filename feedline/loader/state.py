@@ -75,9 +75,9 @@ def state_of(facts: PlanFacts, epoch: int, step: int) -> dict[str, Any]:
     more of a followed table: then the state keeps the epoch."""
     if step >= facts.steps_of(epoch) and facts.epoch is None:
         epoch, step = epoch + 1, 0
-    own = {"version": STATE_VERSION, "plan_version": PLAN_VERSION, "epoch": epoch, "step": step}
+    values = {"version": STATE_VERSION, "plan_version": PLAN_VERSION, "epoch": epoch, "step": step}
     names = (*STATE_KEYS, _ENVIRONMENT_KEY)
-    return {key: own[key] if key in own else getattr(facts, key) for key in names}
+    return {key: values[key] if key in values else getattr(facts, key) for key in names}
 
 
 def environment_warning(state: Mapping[str, Any], facts: PlanFacts) -> str | None:

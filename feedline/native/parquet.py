@@ -112,8 +112,8 @@ def page_table(chunk: Any, values: int) -> PageTable:
     """The pages of a column chunk: its dictionary, if it has one, and data pages, which hold as many values as the
     footer says and end where it says. Raises ValueError for all else.
     """
-    found: PageTable = _compiled.page_table(chunk, values)
-    return found
+    table: PageTable = _compiled.page_table(chunk, values)
+    return table
 
 
 def pages_of(pages: Any) -> list[Page]:
@@ -142,8 +142,8 @@ def read_chunks(cursors: Sequence[Cursor], rows: int) -> Sequence[bool | str | N
 
     Whether there are so many rows, or a dictionary; a text is what is wrong with the chunk, None a want of memory.
     """
-    found: Sequence[bool | str | None] = _compiled.read_chunks(tuple([each.compiled for each in cursors]), rows)
-    return found
+    outcomes: Sequence[bool | str | None] = _compiled.read_chunks(tuple([each.compiled for each in cursors]), rows)
+    return outcomes
 
 
 class Cursor:

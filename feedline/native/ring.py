@@ -117,11 +117,11 @@ class Uncompiled:
 
     @staticmethod
     def lease(mapping: Any, start: int, nbytes: int, books: Books, slot: int) -> ArrayLease:
-        made = ArrayLease((nbytes,), np.uint8, mapping, start)
+        lease = ArrayLease((nbytes,), np.uint8, mapping, start)
         books.leased.add(slot)
-        made.books, made.fences, made.time = books, [], Uncompiled.now
-        made.slot = slot  # last: an incomplete lease frees nothing
-        return made
+        lease.books, lease.fences, lease.time = books, [], Uncompiled.now
+        lease.slot = slot  # last: an incomplete lease frees nothing
+        return lease
 
     @staticmethod
     def forget_leases() -> None:

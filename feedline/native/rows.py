@@ -156,8 +156,8 @@ def extremes(arrays: Sequence[NDArray[Any]]) -> Sequence[tuple[float, float]]:
     """
     if not COMPILED:
         return [(each.min().item(), each.max().item()) for each in arrays]
-    found: Sequence[tuple[float, float]] = _compiled.extremes(tuple(arrays))
-    return found
+    ends: Sequence[tuple[float, float]] = _compiled.extremes(tuple(arrays))
+    return ends
 
 
 def lay_columns(matrix: NDArray[np.float32], columns: Mapping[int, NDArray[np.float32]]) -> None:

@@ -85,8 +85,8 @@ def _cgroups(controller: str) -> Iterator[tuple[Path, bool]]:
         if controllers and controller not in controllers.split(","):
             continue
         root = _CGROUP / controller if controllers else _CGROUP
-        own = root / path.lstrip("/")
-        below = [own, *own.parents][: len(own.relative_to(root).parts)]
+        deepest = root / path.lstrip("/")
+        below = [deepest, *deepest.parents][: len(deepest.relative_to(root).parts)]
         for folder in [*(each for each in below if ".." not in each.parts), root]:
             yield folder, bool(controllers)
 

@@ -30,20 +30,20 @@ def contended_s() -> float:
 
 def process_cpu_s(pid: int) -> float:
     """The CPU seconds of a process; 0 where that is unknown."""
-    found = _process(pid)
-    return 0.0 if found is None else found[1]
+    process = _process(pid)
+    return 0.0 if process is None else process[1]
 
 
 def tree_cpu_s(root: int) -> float:
     """The CPU seconds of a process and of all that it has started, directly or not, and that still run; 0 where that is
     unknown. Takes 25 us per process of the host."""
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    found = {pid: process for pid in pids if (process := _process(pid)) is not None}
-    tree, missing = {root}, set(found)
-    while more := {pid for pid in missing if found[pid][0] in tree}:
+    processes = {pid: process for pid in pids if (process := _process(pid)) is not None}
+    tree, missing = {root}, set(processes)
+    while more := {pid for pid in missing if processes[pid][0] in tree}:
         tree |= more
         missing -= more
-    return sum(found[pid][1] for pid in tree if pid in found)
+    return sum(processes[pid][1] for pid in tree if pid in processes)
 
 
 def _process(pid: int) -> tuple[int, float] | None:

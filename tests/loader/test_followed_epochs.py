@@ -1,9 +1,13 @@
-"""A dataset asks for the plan of each epoch of a followed table once, and of no epoch of another table."""
+"""A dataset asks for the plan of each epoch of a followed table once, and of no epoch of another table; it prints its
+rank once."""
 
 from __future__ import annotations
 
-from feedline.loader.dataset import FollowedEpochs
+import pytest
+
+from feedline.loader.dataset import FollowedEpochs, print_ranks
 from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.launcher import detect_rank
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
 
@@ -90,3 +94,10 @@ def test_a_state_never_decides_a_border():
     assert epochs.state(second, 1, 0)["snapshot"] == "s1"
     assert epochs.state(second, 0, 4)["snapshot"] == "s0", "of a batch that is still in use"
     assert feeder.asked == [1]
+
+
+def test_a_rank_is_printed_once(capsys: pytest.CaptureFixture[str]):
+    ranks = detect_rank(rank=3, world_size=17, distributed=None, environment={})
+    for _ in range(2):
+        print_ranks(ranks)
+    assert capsys.readouterr().err.count("rank 3 of 17") == 1

@@ -61,19 +61,19 @@ def bad_rows_of(
         parts = [_values(finished.struct.field(name), column) for name in ("values", "weights")]
     else:
         parts = [_values(finished, column)]
-    found: dict[str, Bools] = {}
+    bad_rows: dict[str, Bools] = {}
     for part in parts:
-        _add(found, NULL, part.null_rows | part.any_of_rows(part.null))
+        _add(bad_rows, NULL, part.null_rows | part.any_of_rows(part.null))
         if column.on_nonfinite == "error":
-            _add(found, NOT_FINITE, part.any_of_rows(~part.finite))
+            _add(bad_rows, NOT_FINITE, part.any_of_rows(~part.finite))
     for bound in bounds:
-        _add(found, f"expected {bound.measure} {bound}", _breaks(bound, parts, null_inputs, missed))
-    return found
+        _add(bad_rows, f"expected {bound.measure} {bound}", _breaks(bound, parts, null_inputs, missed))
+    return bad_rows
 
 
-def _add(found: dict[str, Bools], reason: str, rows: Bools) -> None:
+def _add(bad_rows: dict[str, Bools], reason: str, rows: Bools) -> None:
     if rows.any():
-        found[reason] = found[reason] | rows if reason in found else rows
+        bad_rows[reason] = bad_rows[reason] | rows if reason in bad_rows else rows
 
 
 def _breaks(bound: Expectation, parts: Sequence[_Values], null_inputs: Bools, missed: Sequence[NDArray[Any]]) -> Bools:

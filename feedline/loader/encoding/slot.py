@@ -141,7 +141,7 @@ def _places(layout: SlotLayout, batch: Draft, index: int) -> native.SlotPlaces:
     """Where the sections of a part begin."""
     part, header, placement = layout.parts[index], batch.header, batch.placement
     rows = (header.rows, *header.unique)[index]
-    own: MatrixOffsets | GroupPlacement = placement.groups[index - 1] if index else placement.matrices
+    section: MatrixOffsets | GroupPlacement = placement.groups[index - 1] if index else placement.matrices
     before = _rows_before(layout, header)
     lengths, offsets = placement.matrices.lengths, placement.matrices.offsets
     lists = tuple(
@@ -154,8 +154,9 @@ def _places(layout: SlotLayout, batch: Draft, index: int) -> native.SlotPlaces:
         )
         for place in part.sparse
     )
-    matrices = own.dense, 4 * part.width["dense"], placement.matrices.labels, 4 * part.width["label"], own.categorical
-    return *matrices, placement.matrices.valid if index == 0 else -1, rows, lists
+    dense, label = 4 * part.width["dense"], 4 * part.width["label"]  # bytes of a row
+    places = section.dense, dense, placement.matrices.labels, label, section.categorical
+    return *places, placement.matrices.valid if index == 0 else -1, rows, lists
 
 
 def _piece(piece: RowSlice) -> native.SlotPiece:

@@ -175,10 +175,10 @@ def _block_uses(facts: RunFacts) -> tuple[dict[str, float], dict[str, float]]:
     decode_s = max(0.0, times.read_s - times.fetch_s)
     walls = {"decoding": decode_s, "ops": times.transform_s, "encoding": times.encode_s}
     computing = sum(walls.values())
-    kept = max(0.0, 1 - times.contended_s / computing) if computing > 0 else 1.0
+    running = max(0.0, 1 - times.contended_s / computing) if computing > 0 else 1.0
     busy = {"store wait": times.fetch_s / rows}
     for stage, wall_s in walls.items():
-        busy[stage] = wall_s * kept / rows
+        busy[stage] = wall_s * running / rows
     return cpu, busy
 
 

@@ -249,8 +249,8 @@ def _processes(
     if limit.name == "threads" and (capacity.threads < 2 or waiting_s < _WAITS * facts.block_busy_s):
         return
     computing_s = facts.block_busy_s - facts.times.fetch_s
-    kept = max(0.0, 1 - waiting_s / computing_s)
-    uses = {stage: use if stage == "store wait" else use * kept for stage, use in threads.uses.items()}
+    running = max(0.0, 1 - waiting_s / computing_s)
+    uses = {stage: use if stage == "store wait" else use * running for stage, use in threads.uses.items()}
     changed = _with_workers(_with_sending(limits, facts).with_uses({"threads": uses}), workers, 1)
     waits = f"block threads wait for each other {waiting_s / facts.block_busy_s:.0%} of the time: blocks are short"
     yield _advice(

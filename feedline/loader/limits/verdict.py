@@ -76,9 +76,9 @@ def judge(
     share = _noise(interval, facts.rows_per_s)
     trainer = limits.get("trainer")
     idle = is_idle(limit, facts, capacity)
-    own = machine_advice(limits, facts, capacity, limit, share) if limit.name != "trainer" and not idle else ()
+    changes = machine_advice(limits, facts, capacity, limit, share) if limit.name != "trainer" and not idle else ()
     measured = {each.kind for each in advice}  # on blocks, which is better than by a rule
-    own = [each for each in own if each.kind not in measured]
+    changes = [each for each in changes if each.kind not in measured]
     if idle:  # what saves CPU time saves that alone
         advice, others = [replace(each, rows_ratio=1.0, rows_interval=None) for each in advice], ()
     if limit.name == "trainer" and not others:  # no feature is given up for time that nobody waits for
@@ -96,7 +96,7 @@ def judge(
         headroom=max(1.0, trainer.rows_per_s / facts.rows_per_s) if trainer is not None else 1.0,
         stages=stage_rates(samples, capacity),
         limits=limits,
-        advice=sorted_advice([*own, *advice]) if limit.name != "trainer" else sorted_advice(advice),
+        advice=sorted_advice([*changes, *advice]) if limit.name != "trainer" else sorted_advice(advice),
     )
 
 
@@ -115,10 +115,10 @@ def stage_rates(samples: Sequence[RunFacts], capacity: Capacity) -> tuple[StageR
             use = 0.0 if threads is None else threads.uses[name]
             return capacity.threads / use if use > 0 else math.inf
 
-        found = rate(facts)
-        interval = interval_of(samples, rate) if math.isfinite(found) else None
+        rows_per_s = rate(facts)
+        interval = interval_of(samples, rate) if math.isfinite(rows_per_s) else None
         rates.append(
-            StageRate(name=name, seconds=seconds, cpu_s=cpu.get(name, 0.0), rows_per_s=found, interval=interval)
+            StageRate(name=name, seconds=seconds, cpu_s=cpu.get(name, 0.0), rows_per_s=rows_per_s, interval=interval)
         )
     for resource, name, seconds, cpu_s in (
         ("loop", "delivery", facts.loop_cpu_s, facts.loop_cpu_s),
@@ -127,12 +127,12 @@ def stage_rates(samples: Sequence[RunFacts], capacity: Capacity) -> tuple[StageR
     ):
 
         def single(each: RunFacts, resource: str = resource) -> float:
-            found = limits_of(each, capacity).get(resource)
-            return math.inf if found is None else found.rows_per_s
+            limit = limits_of(each, capacity).get(resource)
+            return math.inf if limit is None else limit.rows_per_s
 
-        if math.isfinite(found := single(facts)):
+        if math.isfinite(rows_per_s := single(facts)):
             interval = interval_of(samples, single)
-            rates.append(StageRate(name=name, seconds=seconds, cpu_s=cpu_s, rows_per_s=found, interval=interval))
+            rates.append(StageRate(name=name, seconds=seconds, cpu_s=cpu_s, rows_per_s=rows_per_s, interval=interval))
     if (other_s := facts.other_cpu_s) > 0:
         rates.append(StageRate(name="other threads", seconds=other_s, cpu_s=other_s, rows_per_s=math.inf))
     waits = StageRate(name="slot wait", seconds=facts.wait_slots_s, cpu_s=0.0, rows_per_s=math.inf)

@@ -236,13 +236,13 @@ class Channel:
         queue = self.queue
         while not queue:
             try:
-                other = self.receive_other()
+                arrival = self.receive_other()
             except ChannelClosedError:
                 if not queue:
                     raise
                 break
-            if other is not None:
-                queue.append(other)
+            if arrival is not None:
+                queue.append(arrival)
             elif not queue:
                 if not wait:
                     return None

@@ -352,7 +352,7 @@ class FeederConnection:
             left_s = math.inf if timeout_s is None else start_s + timeout_s - time.perf_counter()
             if self._watch.wait(min(_QUIET_S, left_s), self.tick):
                 return
-            diagnosis = _diagnose(self, self._watch)
+            diagnosis = self._diagnose(self._watch)
             if self.queue or (self.current is None and self._facts is not None):
                 return
             text = f"waited {time.perf_counter() - start_s:.0f} s for {what}: {diagnosis}"
@@ -408,22 +408,21 @@ class FeederConnection:
             self._source.record_progress(self._feeder)
             self.has_delivered = True
 
-
-def _diagnose(connection: FeederConnection, watch: Watch) -> str:
-    """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
-    connection._diagnosis = None
-    if connection._channel is not None and connection._channel.send_message(ring_messages.Diagnose(), wait=False):
-        deadline_s = time.perf_counter() + _ANSWER_S
-        while connection._diagnosis is None and not connection.queue:
-            if not watch.wait(deadline_s - time.perf_counter()):
-                break
-            with connection.transaction:
-                connection.receive()
-    feeder = connection._feeder
-    name = f"process {0 if feeder is None else feeder.pid}"
-    if feeder is not None and feeder.log_path is not None:
-        name += f", log {feeder.log_path}"
-    if connection._diagnosis is not None:
-        return f"the feeder ({name}) is alive\n{connection._diagnosis}"
-    silent_s = time.perf_counter() - connection._last_message_s
-    return f"the feeder ({name}) is alive but does not answer; its last message came {silent_s:.0f} s ago"
+    def _diagnose(self, watch: Watch) -> str:
+        """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
+        self._diagnosis = None
+        if self._channel is not None and self._channel.send_message(ring_messages.Diagnose(), wait=False):
+            deadline_s = time.perf_counter() + _ANSWER_S
+            while self._diagnosis is None and not self.queue:
+                if not watch.wait(deadline_s - time.perf_counter()):
+                    break
+                with self.transaction:
+                    self.receive()
+        feeder = self._feeder
+        name = f"process {0 if feeder is None else feeder.pid}"
+        if feeder is not None and feeder.log_path is not None:
+            name += f", log {feeder.log_path}"
+        if self._diagnosis is not None:
+            return f"the feeder ({name}) is alive\n{self._diagnosis}"
+        silent_s = time.perf_counter() - self._last_message_s
+        return f"the feeder ({name}) is alive but does not answer; its last message came {silent_s:.0f} s ago"

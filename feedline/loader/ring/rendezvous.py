@@ -106,11 +106,11 @@ def socket_paths(job: str, rank: int, world_size: int) -> list[Path]:
 
 def runtime_dirs() -> list[Path]:
     """The folders that this user's processes may use, as far as they exist and are private."""
-    found = []
+    folders = []
     for folder in _runtime_dirs():
         with contextlib.suppress(OSError):
-            found.extend([folder] if _is_private(folder.lstat()) else [])
-    return found
+            folders.extend([folder] if _is_private(folder.lstat()) else [])
+    return folders
 
 
 def _name(job: str, rank: int, world_size: int) -> str:

@@ -42,10 +42,10 @@ def chosen_weighted(choice: SparseFeatures, schema: BatchSchema) -> tuple[str, .
 
 def check_chosen(choice: SparseFeatures, schema: BatchSchema) -> None:
     """Raise SpecError if batches of this schema have no such features, or ids that are too large."""
-    known = ids_of(schema)
+    ids = ids_of(schema)
     for name in chosen_ids(choice, schema):
-        if name not in known:
-            names = ", ".join(known) or "(none)"
+        if name not in ids:
+            names = ", ".join(ids) or "(none)"
             raise SpecError(f"sparse_features.features must hold ids: got {name!r}, expected some of {names}")
         bound = schema[name].num_embeddings
         if choice.dtype == "int32" and (bound is None or bound > _INT32_IDS):
@@ -186,8 +186,8 @@ class KeyedTensors(SlotTensors):
         indices = list(range(start, start + count))
         _, values, lengths = self._key_by(indices, first.dtype)
         sizes = self._header.values
-        own = self._weights(indices, len(values)) if weighted else None
-        return Jagged(values, lengths, own), list(sizes[start : start + count])
+        weights = self._weights(indices, len(values)) if weighted else None
+        return Jagged(values, lengths, weights), list(sizes[start : start + count])
 
     def _inverse_of(self, columns: Sequence[SlotColumn]) -> torch.Tensor:
         """int64 [F, B]: for each feature, the unique row of each row of the batch."""
@@ -206,9 +206,9 @@ class KeyedTensors(SlotTensors):
 
     def _made_for_torchrec(self) -> Iterator[torch.Tensor]:
         """The tensors that were made for torchrec and are kept: copies, and views of the batch's own."""
-        kept = vars(self)
-        tensors = [kept.get("_inverse_indices"), kept.get("dense_features")]
-        for features in (kept.get("sparse_features"), kept.get("weighted_sparse_features")):
+        cached = vars(self)
+        tensors = [cached.get("_inverse_indices"), cached.get("dense_features")]
+        for features in (cached.get("sparse_features"), cached.get("weighted_sparse_features")):
             if features is not None:
                 inverse = features.inverse_indices_or_none()
                 tensors += [features.values(), features.lengths_or_none(), features.offsets_or_none()]
@@ -256,13 +256,13 @@ def keyed_jagged_tensor(
             "from Batch.keyed_jagged().",
             name=error.name,
         ) from error
-    known: dict[str, Any] = {} if counts is None else {"length_per_key": list(counts)}
+    options: dict[str, Any] = {} if counts is None else {"length_per_key": list(counts)}
     if inverse_indices is None:
-        known["stride"] = rows[0]
+        options["stride"] = rows[0]
     else:
-        known |= {"stride_per_key_per_rank": [[each] for each in rows], "inverse_indices": (keys, inverse_indices)}
+        options |= {"stride_per_key_per_rank": [[each] for each in rows], "inverse_indices": (keys, inverse_indices)}
     features = KeyedJaggedTensor(
-        keys=keys, values=jagged.values, weights=jagged.weights, lengths=jagged.lengths, **known
+        keys=keys, values=jagged.values, weights=jagged.weights, lengths=jagged.lengths, **options
     )
     if jagged.values.device.type == "cpu":
         features.clear_storage = _refuse_to_free  # the ring's memory; on a device, the lists' storage is their own
@@ -320,14 +320,14 @@ def inverse_indices_of(
 
 def missing_lists(columns: Sequence[SlotColumn], dtype: str, weighted: bool, group: str | None) -> ValueError:
     """The error for sparse features that a batch does not have."""
-    wanted = "weighted features" if weighted else f"sparse features of {dtype}"
+    kind = "weighted features" if weighted else f"sparse features of {dtype}"
     of_group = "" if group is None else f" in a deduplicated group {group!r}"
-    found = ", ".join(
+    features = ", ".join(
         f"{column.name} ({column.dtype}{', weighted' * column.weighted}{f', {column.dedup}' if column.dedup else ''})"
         for column in columns
     )
     return ValueError(
-        f"batches of this pipeline have no {wanted}{of_group}: their sparse features are {found or 'none'}."
+        f"batches of this pipeline have no {kind}{of_group}: their sparse features are {features or 'none'}."
     )
 
 

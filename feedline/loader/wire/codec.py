@@ -57,17 +57,17 @@ def from_values(cls: type[T], values: object) -> T:
     """The inverse of `to_values`. Raises FeederError if a field is missing, unknown or of another type."""
     if not isinstance(values, Mapping):
         raise FeederError(f"a message is malformed: got {values!r:.80}, expected the JSON of {cls.__name__}")
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     owner = f"{cls.__name__}."
     for name, key, form, is_required in _fields(cls):
         if key in values:
-            found[name] = form.read(values[key], owner, key)
+            arguments[name] = form.read(values[key], owner, key)
         elif is_required:
             raise _malformed_error(owner + key, "nothing", form.expected)
-    if len(found) < len(values):
+    if len(arguments) < len(values):
         unknown = next(iter(set(values) - {key for _, key, _, _ in _fields(cls)}))
         raise _malformed_error(owner + unknown, values[unknown], "no such field")
-    return cls(**found)
+    return cls(**arguments)
 
 
 def _open(content: bytes | str, name: str) -> dict[str, Any]:
