@@ -96,6 +96,7 @@ class ArrayRows:
         small = self.rows <= self._array.block_rows * 2**16  # numpy sorts 16 bits by radix, six times faster
         order = np.argsort(block_indices.astype(np.uint16) if small else block_indices, kind="stable")
         ordered, inside = block_indices[order], indices[order] % self._array.block_rows
+        # blocks [2, 0, 2] -> order [1, 0, 2], starts [0, 1], stops [1, 3]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         stops = np.append(starts[1:], len(order))
         gathered = _empty(len(order), self.width)

@@ -353,7 +353,6 @@ def _no_set_refusal(request: ArtifactSetKey, others: Sequence[str]) -> Refusal |
 
 
 def _differs(request: ArtifactSetKey, source: FitSource) -> bool:
-    """Whether a set of this source does not match."""
     if request.shared_from is not None:
         return request.source.where is not None and not request.source.same_where(source.where)
     if request.served:

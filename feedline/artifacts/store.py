@@ -207,7 +207,6 @@ class StoredArtifactSet:
         return self._record if self.manifest is not None else None
 
     def _choose(self) -> None:
-        """Look up the set of the request."""
         folder, request = self.ref.folder, self.ref.request
         assert request is not None
         if self.ref.rows is not None:
@@ -371,7 +370,6 @@ def _save_table(folder: str, table: pa.Table, existing: TableFile | None) -> Tab
 
 
 def _size_of(location: Location, name: str) -> int | None:
-    """Size of a file below a folder; None if there is none."""
     path = join(location.path, name)
     info = with_retries(lambda: location.filesystem.get_file_info(path), location.filesystem, join(location.uri, name))
     return info.size if info.is_file else None

@@ -50,12 +50,10 @@ class ZarrArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Length of each dimension."""
         return tuple(self.array.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the elements."""
         return np.dtype(self.array.dtype)
 
     def read(self) -> Block:
@@ -212,7 +210,6 @@ class _ListedStore(MemoryStore):
 
 @contextmanager
 def _explain_missing(name: str) -> Iterator[None]:
-    """Explain errors of a listed file; TableChangedError if it is gone."""
     try:
         with explain_errors(name, fetching=True):
             yield
@@ -225,6 +222,7 @@ def _compare(name: str, listed: Stamp, now: Stamp) -> None:
 
 
 def _bounds(part: ByteRequest | None, size: int) -> tuple[int, int]:
+    # of 100 bytes: the last 8 -> (92, 100), all from 40 on -> (40, 100), 90 to 120 -> (90, 100)
     if isinstance(part, RangeByteRequest):
         return part.start, min(part.end, size)
     if isinstance(part, OffsetByteRequest):

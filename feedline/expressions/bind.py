@@ -166,7 +166,6 @@ class Binder:
         return replace(operand, size=item.size + operand.size + 1)
 
     def _coalesce(self, part: ColumnPart, flattened: str, expr: pl.Expr, span: Span) -> tuple[pl.Expr, pl.DataType]:
-        """The value at a key of a map for which the table also has a column."""
         try:
             dtype = column_type(part_field(self._schema, part))
         except PartError as error:
@@ -190,7 +189,8 @@ class Binder:
     def _logic(self, node: nodes.Logic) -> Operand:
         items = [self._condition(item) for item in node.items]
         expressions = [item.expr for item in items]
-        while len(expressions) > 1:  # in pairs, so that a thousand conditions are only ten levels deep
+        # [a, b, c] -> [a & b, c] -> [(a & b) & c]: in pairs, so that a thousand conditions are only ten levels deep
+        while len(expressions) > 1:
             pairs = [expressions[i : i + 2] for i in range(0, len(expressions), 2)]
             expressions = [_join(node.op, pair) for pair in pairs]
         operand = result(expressions[0], BOOL, node.span, items, extra=len(items))
@@ -337,9 +337,12 @@ def parse(text: str) -> Expression:
         raise ExpressionError(f"an expression must be a string: got {type(text).__name__}")
     try:
         tree = parse_tree(text)
-        columns = _columns(tree, Span(0, len(text)))
     except Fault as fault:
         raise ExpressionError(render(text, fault)) from None
+    columns = column_names(tree)
+    if not columns:
+        message = "the expression names no column: its value would be the same in every row"
+        raise ExpressionError(render(text, Fault(message, Span(0, len(text)))))
     return Expression(text=text, columns=columns, tree=tree)
 
 
@@ -418,10 +421,3 @@ def _check_polars(text: str, operand: Operand, schema: pa.Schema) -> None:
         raise ExpressionError(f"Polars refuses the expression: {error}\n  {text}") from error
     if dtype != operand.dtype:
         raise ExpressionError(f"Polars gives {dtype}, the language {operand.dtype}: a bug in Feedline\n  {text}")
-
-
-def _columns(tree: Node, whole: Span) -> frozenset[str]:
-    names = column_names(tree)
-    if not names:
-        raise Fault("the expression names no column: its value would be the same in every row", whole)
-    return names

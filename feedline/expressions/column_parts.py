@@ -92,7 +92,7 @@ def part_of(name: str) -> ColumnPart | None:
 
 def _subscripts(node: Node) -> ColumnPart | None:
     """The part that a chain of subscripts on a column reaches, without keys for the column itself."""
-    keys: list[Key] = []
+    keys: list[Key] = []  # user["geo"]["lat"] -> lat, geo: the last subscript is the outermost node
     while isinstance(node, Field):
         assert isinstance(node.key.value, str | int)
         keys.append(node.key.value)

@@ -45,7 +45,6 @@ def condition_of(where: BoundExpression) -> Condition:
 
 
 def terms(condition: Condition) -> Iterator[Term]:
-    """The terms of a condition."""
     match condition:
         case Term():
             yield condition

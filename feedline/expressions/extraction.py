@@ -136,6 +136,7 @@ def _map_values(array: pa.MapArray, keys: list[Key]) -> list[pa.Array]:
     if array.null_count:  # a null map may have entries
         valid = array.is_valid().to_numpy(zero_copy_only=False)[rows]
         hits, rows = hits[valid], rows[valid]
+    # keys ["b", "a"], rows [("a", 1), ("b", 2)], [("b", 3)]: key_indices [1, 0, 0], rows [0, 0, 1] -> cells [2, 0, 1]
     cells = key_indices[hits] * np.int64(len(array)) + rows
     present = np.zeros(len(keys) * len(array), np.bool_)
     present[cells] = True
@@ -149,6 +150,7 @@ def _key_indices(map_keys: pa.Array, keys: list[Key]) -> npt.NDArray[np.int32]:
     """int32 [map_keys]: the index of each key among `keys`, -1 for none of them."""
     kind = map_keys.type
     if pat.is_dictionary(kind):
+        # words ["a", "b"], keys ["b"]: [-1, 0, -1], the last for null; indices [1, null, 0] -> [0, -1, -1]
         words = np.append(_key_indices(map_keys.dictionary, keys), np.int32(-1))
         key_indices: npt.NDArray[np.int32] = words[map_keys.indices.fill_null(len(map_keys.dictionary)).to_numpy()]
         return key_indices

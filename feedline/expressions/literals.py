@@ -111,6 +111,7 @@ def compare_literal(op: Operator, constant: Constant, dtype: pl.DataType) -> Lit
         if kind(dtype) == BOOLEAN and op not in ("==", "!="):
             raise Fault("booleans have no order: compare with `==` or `!=`", constant.span)
         return LiteralComparison("and", (Leaf(op, _plain(constant, dtype)),))
+    # int8: x < 2.5 is x <= 2, x >= 2.5 is x > 2, x == 2.5 is never true, x < 300 is always true
     position = grid.position(constant)
     floor = position.numerator // position.denominator
     exact = floor == position
@@ -214,7 +215,6 @@ def _compare_float(op: Operator, constant: Constant, dtype: pl.DataType) -> Lite
 
 
 def _nearest_float(constant: Constant, dtype: pl.DataType) -> float:
-    """The nearest float of that width, infinite where the literal is beyond the largest."""
     if isinstance(constant.value, bool) or not isinstance(constant.value, int | float):
         raise misfit_fault(constant, dtype)
     code, _ = _FLOATS[type(dtype)]

@@ -53,6 +53,7 @@ class SourceText:
 
     def offset(self, row: int, column: int) -> int:
         """The character of the text at a row (from 1) and column (from 0, in characters) of `wrapped`."""
+        # "a\nb" is wrapped as "(a\nb\n)": a, at row 1 and column 1, is character 0; b, at row 2 and column 0, is 2
         return min(self._starts[min(row, len(self._starts)) - 1] + column - (row == 1), len(self.text))
 
     def offset_of_byte(self, row: int, column: int) -> int:

@@ -149,6 +149,7 @@ def _check_right(op: str, right: Constant) -> None:
 
 
 def _arithmetic_type(op: str, sides: Iterable[Operand | Constant], span: Span) -> pl.DataType:
+    # int8 + uint8 -> int64, int8 + 0.5 -> float64, uint64 // 2 -> uint64; uint64 + 1 is refused
     dtypes = [side.dtype if isinstance(side, Operand) else side.value for side in sides]
     if op in ("/", "**") or any(isinstance(dtype, float) or _is_float(dtype) for dtype in dtypes):
         return FLOAT64
@@ -286,7 +287,6 @@ def _same_type(left: Operand, right: Operand, span: Span) -> tuple[Operand, Oper
 
 
 def _decimal_digits(left: Operand, right: Operand) -> int:
-    """The precision of a decimal type that holds both."""
     dtypes = [side.dtype for side in (left, right) if isinstance(side.dtype, pl.Decimal)]
     return max((dtype.precision or 38) - dtype.scale for dtype in dtypes) + max(dtype.scale for dtype in dtypes)
 

@@ -111,6 +111,7 @@ def check(text: str) -> str:
     Raises:
         Fault: for text that is too long or empty, at a character, a literal or a bracket that is not allowed.
     """
+    # x == 'a(' # why -> x == """"      (the bracket in the string is none)
     _check_characters(text)
     brackets: list[int] = []
     masked: list[str] = []
@@ -347,8 +348,6 @@ def _too_deep(text: str) -> Fault:
 
 
 class _Builder:
-    """Rebuilds a Python tree from nodes of the language."""
-
     def __init__(self, source: SourceText) -> None:
         self._source = source
 

@@ -116,7 +116,7 @@ def column_type(field: pa.Field) -> pl.DataType | None:
 
 @functools.lru_cache(maxsize=1024)  # hundreds of columns have few types
 def _polars_type(kind: pa.DataType) -> pl.DataType | None:
-    if _holds(kind, _has_unknown_zone) or (not pat.is_struct(kind) and is_too_wide(kind)):
+    if holds(kind, _has_unknown_zone) or (not pat.is_struct(kind) and is_too_wide(kind)):
         return None  # Polars would panic, or fail at the first value; of a struct, other fields may be read
     bare = pa.schema([pa.field("column", kind)])
     try:
@@ -137,16 +137,17 @@ def _has_unknown_zone(kind: pa.DataType) -> bool:
 
 def is_too_wide(kind: pa.DataType) -> bool:
     """Whether values, or values inside them, are decimals of more digits than Polars holds."""
-    return _holds(kind, lambda inner: bool(pat.is_decimal(inner) and inner.precision > MAX_DECIMAL_PRECISION))
+    return holds(kind, lambda inner: bool(pat.is_decimal(inner) and inner.precision > MAX_DECIMAL_PRECISION))
 
 
-def _holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
-    return test(kind) or any(_holds(kind.field(index).type, test) for index in range(kind.num_fields))
+def holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    """Whether the type, or one inside it, passes the test."""
+    return test(kind) or any(holds(kind.field(index).type, test) for index in range(kind.num_fields))
 
 
 def unknown_type_hint(kind: pa.DataType) -> str:
     """The remedy for a column of a type that Polars lacks."""
-    if _holds(kind, _has_unknown_zone):
+    if holds(kind, _has_unknown_zone):
         return ". Name a zone that the time zone database has, as its type in source.schema.columns"
     if is_too_wide(kind):
         return ". Rewrite it with at most 38 digits, or leave it out"

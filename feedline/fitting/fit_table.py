@@ -76,7 +76,6 @@ class FitTable:
 
     @property
     def where_text(self) -> str | None:
-        """The filter as written."""
         return self.spec.fit.where or self.spec.source.where
 
     def compile(self, artifacts: ArtifactSet) -> CompiledFeatures:
@@ -132,7 +131,6 @@ class FitTable:
         )
 
     def no_rows_error(self) -> FeedlineError:
-        """The error for a fit without rows."""
         rows = self.snapshot.rows
         if not rows or (self.where is None and self.sample is None):
             return PlanError(f"nothing to fit on: got 0 of {rows:,} rows of {redact(self.snapshot.uri)}")
@@ -161,7 +159,6 @@ class FitTable:
         )
 
     def _read_columns(self, parts: Collection[str]) -> list[str]:
-        """The column parts that a pass reads, with those of filter and sample."""
         conditions = [condition.parts for condition in (self.where, self.sample) if condition is not None]
         generated = self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names
         return sorted({*parts}.union(*conditions) - ({SAMPLE_WEIGHT} if generated else set()))

@@ -24,6 +24,7 @@ def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tu
     stored = snapshot.rows_per_row_group[row_groups].astype(np.int64)
     share = int(stored.sum()) // (_TASKS_PER_THREAD * threads)
     rows = min(max(share, _MIN_TASK_ROWS), _MAX_TASK_ROWS)
+    # row groups of 50,000 rows, and tasks of 131,072: begins 0, 50,000, 100,000, 150,000 -> parts 0, 0, 0, 1
     file, part = snapshot.file_of_row_group[row_groups], (np.cumsum(stored) - stored) // rows
     borders = np.flatnonzero((file[1:] != file[:-1]) | (part[1:] != part[:-1])) + 1
     tasks: dict[tuple[int, int], list[Fragment]] = {}

@@ -205,7 +205,6 @@ class _FitState:
 
     @property
     def size_bytes(self) -> int:
-        """Size in memory."""
         return self._merged_bytes + self._waiting_bytes
 
     @property
@@ -214,7 +213,6 @@ class _FitState:
         return bool(self._learner.keys) and self.size_bytes > 0
 
     def observe(self, columns: Sequence[pl.Series]) -> None:
-        """Add the statistics of some rows."""
         state = self._learner.observe(columns).to_arrow()
         self._states.append(state)
         self._waiting_bytes += state.nbytes
@@ -222,22 +220,18 @@ class _FitState:
             self.merge()
 
     def add(self, states: Iterable[State]) -> None:
-        """Add the states of other tasks."""
         self._replace(merge_all(self._learner, states, self._scratch))
 
     def merge(self) -> None:
-        """Merge all states into one."""
         if len(self._states) > 1 or self._waiting_bytes:
             self._replace(merge_all(self._learner, self._states, self._scratch))
 
     def spill(self) -> None:
-        """Write the merged state to disk."""
         [state] = self._states
         assert isinstance(state, pa.Table)
         self._replace(spill(self._learner, pl.DataFrame(state), self._scratch))
 
     def take(self) -> State:
-        """The state of all rows."""
         self.merge()
         return self._states[0]
 

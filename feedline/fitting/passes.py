@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -141,6 +140,7 @@ def _same_row_groups(one: Snapshot, other: Snapshot) -> Int64s:
     file = same_files(one, other)[other.file_of_row_group]
     if not len(one.files) or not (file >= 0).any():
         return np.full(len(file), -1, np.int64)
+    # one has the files a, with two row groups, and b; the other b, then a -> [2, 0, 1]
     starts = np.searchsorted(one.file_of_row_group, np.arange(len(one.files)))
     return np.where(file >= 0, starts[file] + other.row_group_in_file, -1).astype(np.int64)
 
@@ -176,7 +176,6 @@ class _FitsSoFar:
         return self.stored.read(reading)
 
     def fitted_artifact(self, key: str) -> FittedArtifact:
-        """A new or stored fit."""
         if key in self.new_fits:
             return self.new_fits[key]
         assert self.stored.manifest is not None
@@ -245,7 +244,6 @@ class _Run:
 
     @property
     def learning_features(self) -> frozenset[str]:
-        """The features that need fits."""
         return frozenset(name for names in self._features.values() for name in names)
 
     def work(self) -> None:
@@ -298,8 +296,10 @@ class _Run:
 
     def _save(self, fits: Sequence[FittedArtifact]) -> tuple[str, Mapping[str, str]]:
         """Write the set, with the fits of features that this pipeline does not have, and make it current."""
+        request, folder = self._request, artifacts_dir(self._spec)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with self._locked_set() as folder:
+        # no other fit of this pipeline and source makes its set current meanwhile
+        with content_store.lock_file(locate(absolute(folder)), set_file(request.pipeline, request.source)):
             before, others = self._other_fits(folder)
             record = self._artifacts.stored.record
             before = {**({} if record is None else record.fit_times), **before}
@@ -307,23 +307,15 @@ class _Run:
             times = {one.fit.key: before.get(one.fit.key, now) for one in every}
             times |= dict.fromkeys(self._artifacts.new_fits, now)
             manifest = save_manifest(folder, every).digest
-            self._make_current(manifest, times)
+            current = ArtifactSetRecord(
+                pipeline=request.pipeline,
+                source=request.source,
+                manifest=manifest,
+                fit_times=times,
+                saved_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+            )
+            save_set(folder, current)
         return manifest, times
-
-    @contextmanager
-    def _locked_set(self) -> Iterator[str]:
-        """The folder of artifacts, while no other fit of this pipeline and source makes its set current."""
-        folder = artifacts_dir(self._spec)
-        with content_store.lock_file(locate(absolute(folder)), set_file(self._request.pipeline, self._request.source)):
-            yield folder
-
-    def _make_current(self, manifest: str, times: Mapping[str, str]) -> None:
-        """Make a manifest current for this pipeline and source."""
-        request, now = self._request, datetime.now(UTC).isoformat(timespec="microseconds")
-        record = ArtifactSetRecord(
-            pipeline=request.pipeline, source=request.source, manifest=manifest, fit_times=dict(times), saved_at=now
-        )
-        save_set(artifacts_dir(self._spec), record)
 
     def _other_fits(self, folder: str) -> tuple[Mapping[str, str], list[FittedArtifact]]:
         """Times of the current fits, and the current fits of features that this pipeline does not have, which stay."""
@@ -346,7 +338,6 @@ class _Run:
         return {key: tuple(features) for key, features in names.items()}
 
     def _observe(self, ready: Sequence[FitRequest], shared: SharedRows, passes: int) -> tuple[FitJob, States]:
-        """Run the tasks of one pass, table after table, and merge their states."""
         alike = [[self._alike[index][request.key] for request in ready] for index in range(len(self._tables))]
         pairs = [(table, shared.selection(index, alike[index])) for index, table in enumerate(self._tables)]
         tasks = [shared.tasks(index, each, self._workers.threads) for index, each in enumerate(alike)]
@@ -374,7 +365,6 @@ class _Run:
         return jobs[0], merge_states(jobs[0], states)
 
     def _learn(self, ready: Sequence[FitRequest], job_states: tuple[FitJob, States]) -> None:
-        """Turn final states into artifacts."""
         job, states = job_states
         for index, (request, state) in enumerate(zip(ready, states.states, strict=True)):
             parts: Sequence[str] = ()
@@ -412,7 +402,6 @@ class _Run:
         )
 
     def _learner_error(self, request: FitRequest, error: FeedlineError) -> FeedlineError:
-        """A learner's error, with the feature and the position in pipeline.yaml."""
         feature = next(feature for feature in self._spec.features if feature.name in self._features[request.key])
         op = request.op[0]
         cause = str(error) if str(error).startswith(f"{op} ") else f"{op}: {error}"
@@ -454,7 +443,6 @@ def _refuse_outdated_code(spec: PipelineSpec, learning: Collection[str]) -> None
 
 
 def _depth(requests: Sequence[FitRequest]) -> int:
-    """The number of passes: the longest chain of dependent fits."""
     depends = {request.key: request.depends for request in requests}
     depth: dict[str, int] = {}
     for key in sorted(depends, key=lambda key: len(depends[key])):  # dependencies first: they have fewer of their own

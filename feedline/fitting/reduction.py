@@ -87,6 +87,7 @@ def reduce_tasks(
         if sum(level == 0 for level, _ in running.values()) < window and (task := next(queue, None)) is not None:
             running[workers.start(each, job, task, urgent=False)] = 0, task
             return True
+        # six results: four were merged into one of level 1, which is merged with the other two at the end
         pending = [handle for handles in waiting.values() for handle in handles]
         if not running and len(pending) > 1:
             running[workers.start(merge, job, pending[:FAN_IN], urgent=True)] = len(waiting), None

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import BlockEncoder, StageClock, expanded_chunk
@@ -102,8 +101,6 @@ def find_bad_rows(check: RowCheck, fragments: Sequence[Fragment]) -> tuple[BadRo
 
 
 class _Judge:
-    """Judges rows by a job's features."""
-
     def __init__(self, check: RowCheck, compiled: CompiledJob) -> None:
         self._most = check.most
         self._compiled = compiled
@@ -121,7 +118,7 @@ class _Judge:
         kept = fragment.expected[0]
         bad = np.zeros(kept, np.bool_)
         totals: dict[tuple[str, str], tuple[int, int]] = {}
-        for chunk in self._chunks(fragment):
+        for chunk in read_fragment(fragment, self._compiled.read):
             if self._is_clean(chunk):
                 continue
             for key, rows in self._reasons(chunk).items():
@@ -134,9 +131,6 @@ class _Judge:
             return None
         reasons = tuple((*key, *counts) for key, counts in sorted(totals.items()))
         return BadRows(index=index, kept=kept, rows=int(np.count_nonzero(bad)), bits=pack_mask(bad), reasons=reasons)
-
-    def _chunks(self, fragment: Fragment) -> Iterator[Chunk]:
-        return read_fragment(fragment, self._compiled.read)
 
     def _is_clean(self, chunk: Chunk) -> bool:
         """Whether a run would take all rows of a chunk, and none breaks a bound."""
@@ -154,7 +148,6 @@ class _Judge:
         return [(name, bound) for name, bounds in self._bounds.items() for bound in broken_bounds(bounds, values[name])]
 
     def _reasons(self, chunk: Chunk) -> Reasons:
-        """The bad rows of a chunk that has some."""
         frame = expanded_chunk(chunk)
         found = self._judge(frame)
         bad = np.logical_or.reduce(list(found.values())) if found else np.zeros(frame.height, np.bool_)
@@ -404,16 +397,15 @@ def _search(plan: SourcePlan, workers: Workers, check: RowCheck, known: NDArray[
         for row_groups, bad in zip(groups, results, strict=True):
             for each in bad:
                 group = int(row_groups[each.index])
-                found.add(group, each.kept, each.bits, _faults_of(each, group))
+                faults = (
+                    RowFault(row_group=group, feature=feature, reason=reason, rows=rows, first=first)
+                    for feature, reason, rows, first in each.reasons
+                )
+                found.add(group, each.kept, each.bits, faults)
             if found.rows > check.most:
                 return
             done += int(selection.rows[row_groups].sum())
             report_progress(_PHASE, done, total, "rows")
-
-
-def _faults_of(bad: BadRows, row_group: int) -> Iterator[RowFault]:
-    for feature, reason, rows, first in bad.reasons:
-        yield RowFault(row_group=row_group, feature=feature, reason=reason, rows=rows, first=first)
 
 
 def _take_over(plan: SourcePlan, origin: ExclusionOrigin, file: str, found: _Found) -> tuple[NDArray[np.bool_], str]:
@@ -468,17 +460,12 @@ def _origin(plan: SourcePlan, workers: Workers) -> ExclusionOrigin:
         rules=json.dumps(rules),
         environment=environment_text(workers.environment),
         unfitted=_unfitted(plan),
-        types=_types(schema, plan.columns),
+        types={name: str(schema.field(name).type) for name in plan.columns if name in schema.names},
         rows=int(plan.selection.rows.sum()),
     )
 
 
-def _types(schema: pa.Schema, columns: Sequence[str]) -> Mapping[str, str]:
-    return {name: str(schema.field(name).type) for name in columns if name in schema.names}
-
-
 def _unfitted(plan: SourcePlan) -> tuple[str, ...]:
-    """The features whose fit is missing."""
     if not plan.features.missing_fits:
         return ()
     spec, schema = plan.spec, planned_schema(plan.spec, plan.snapshot.schema)

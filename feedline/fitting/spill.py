@@ -121,6 +121,7 @@ def discard(scratch: Scratch) -> None:
 def cut(state: pl.DataFrame, keys: Sequence[str]) -> list[pl.DataFrame]:
     """Split a state into its parts: `PARTS` frames in order."""
     part = (_hashes(state, keys) >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
+    # rows of the parts [1, 0, 1] -> ends [1, 3, 3, ...]: row 1, then rows 0 and 2
     ends = np.cumsum(np.bincount(part, minlength=PARTS)).tolist()
     ordered = state[np.argsort(part, kind="stable")]
     return [ordered[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -170,7 +171,6 @@ class _MergeBuffer:
             self._first_bytes = self.size_bytes = int(self._states[0].estimated_size())
 
     def take(self) -> pl.DataFrame:
-        """Return the merged state and empty the buffer."""
         whole = self._learner.merge(self._states)
         self._states, self._first_bytes, self.size_bytes = [], 0, 0
         return whole

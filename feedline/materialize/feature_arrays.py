@@ -61,6 +61,7 @@ class FeatureArray:
     @property
     def chunk_elements(self) -> int:
         """Elements of a chunk, a power of two."""
+        # of 8 bytes 131,072; of 12 bytes 87,381, so 65,536
         return 1 << max(0, (_CHUNK_BYTES // self.item_bytes).bit_length() - 1)
 
     def shape(self, elements: int) -> tuple[int, ...]:

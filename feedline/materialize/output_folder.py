@@ -137,7 +137,6 @@ class OutputFolder:
         claim.release()
 
     def _empty(self) -> None:
-        """Delete what an earlier run wrote, its marker first."""
         filesystem, path = self._final.filesystem, self._final.path
         found = filesystem.get_file_info(pafs.FileSelector(path))
         for info in sorted(found, key=lambda each: each.base_name not in (MARKER, ROOT_GROUP)):
@@ -250,7 +249,6 @@ def _run_of(marker: bytes) -> str:
 
 
 def _paths(location: Location) -> list[str]:
-    """The paths of all files of a folder, relative to it."""
     start = len(location.path.rstrip("/")) + 1
     return [info.path[start:] for info in list_tree(location) if info.type == pafs.FileType.File]
 

@@ -171,6 +171,7 @@ def write_plan(
 
 def _blocks(plan: SourcePlan) -> tuple[list[Block], int]:
     """All selected rows in the order of the table, cut where splits end; and how many there are."""
+    # rows of 1 KiB, compressed: 65,536 to a block
     rows = max(1, min(_BLOCK_ROWS, int(_BLOCK_BYTES / max(plan.row_bytes.selected, 1))))
     schedule = Schedule(
         split_rows=plan.split_rows,

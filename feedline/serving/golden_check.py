@@ -445,6 +445,7 @@ def _flat(array: pa.Array) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
 def ulps_between(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
     """Distance of float32 values in ulps, elementwise: 0 for equal bits and for two NaN, 1 for zeros of two signs."""
     ranks = [values.astype(np.float32).view(np.int32).astype(np.int64) for values in (one, other)]
+    # by the bits, neighbours differ by 1 on either side of 0: -1e-45 -> -2, -0.0 -> -1, 0.0 -> 0, 1e-45 -> 1
     ranks = [np.where(rank < 0, -(rank & 0x7FFFFFFF) - 1, rank) for rank in ranks]
     distances: NDArray[np.int64] = np.abs(ranks[0] - ranks[1])
     distances[~np.isfinite(one) | ~np.isfinite(other)] = _INFINITE_ULPS

@@ -21,7 +21,7 @@ Values without a type of their own (Python lists) are parsed as training's type.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ import pyarrow.types as pat
 
 from feedline.errors import DataError, SpecError
 from feedline.expressions.column_parts import PartError, has_column, part_field, part_of
-from feedline.expressions.types import column_type
+from feedline.expressions.types import column_type, holds
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -94,7 +94,7 @@ def convert(column: Column, target: pa.DataType, name: str) -> Column:
     except pa.ArrowInvalid as error:
         row = _first_wrong(column, target)
         value, cause = repr(column[row].as_py())[:80], str(error).partition("\n")[0]
-        remedy = _iso_remedy(target) if _holds(column.type, _is_string) else ""
+        remedy = _iso_remedy(target) if holds(column.type, _is_string) else ""
         raise DataError(
             f"column {name!r} holds a value that does not fit its type in training: got {value}, expected {target} "
             f"({cause}){remedy}"
@@ -184,7 +184,7 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
         _refuse_characters(values, kind)
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        if kind is None or not _holds(kind, _is_moment):
+        if kind is None or not holds(kind, _is_moment):
             raise _type_error(name, kind, error) from None
     return _of_strings(name, values, kind)
 
@@ -207,11 +207,6 @@ def _of_strings(name: str, values: Sequence[Any], kind: pa.DataType) -> Any:
     return convert(array, kind, name)
 
 
-def _holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
-    """Whether the type, or one inside it, passes the test."""
-    return test(kind) or any(_holds(kind.field(index).type, test) for index in range(kind.num_fields))
-
-
 def _is_moment(kind: pa.DataType) -> bool:
     return bool(pat.is_timestamp(kind) or pat.is_date(kind))
 
@@ -222,11 +217,11 @@ def _is_string(kind: pa.DataType) -> bool:
 
 def _iso_remedy(kind: pa.DataType) -> str:
     """How the times of a type are written as strings."""
-    if not _holds(kind, _is_moment):
+    if not holds(kind, _is_moment):
         return ""
-    if _holds(kind, pat.is_date):
+    if holds(kind, pat.is_date):
         return ". Write dates as ISO 8601: 2026-01-31"
-    zoned = _holds(kind, lambda inner: bool(pat.is_timestamp(inner) and inner.tz is not None))
+    zoned = holds(kind, lambda inner: bool(pat.is_timestamp(inner) and inner.tz is not None))
     form, rule = ("2026-01-31T12:00:00+00:00", "an offset or Z") if zoned else ("2026-01-31T12:00:00", "no offset")
     return f". Write times as ISO 8601 with {rule}, as training has them: {form}"
 

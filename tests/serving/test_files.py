@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from pipelines import eventually
-from processes import ended, ended_here
+from processes import ended_here
 from test_encoder import FEATURES, SCHEMA, TABLE
 
 from feedline import Pipeline
@@ -240,39 +239,6 @@ def test_streams(path: Path):
     assert b"100 rows in " in done.stderr
 
 
-REFUSE = """
-import importlib.util, sys
-
-ABSENT = ("dask", "distributed", "torch", "bokeh")
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ABSENT:  # libraries check whether others are installed
-            return importlib.util.spec_from_loader(name, self)
-
-    def create_module(self, spec):
-        raise ImportError("not here: " + spec.name)
-
-    def exec_module(self, module):
-        pass
-
-sys.meta_path.insert(0, Refuse())
-"""
-
-
-@pytest.mark.slow
-def test_a_host_without_dask_and_torch(path: Path, rows: Path, tmp_path: Path):
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(REFUSE)
-    python_path = os.pathsep.join([str(hook), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": python_path}
-    done = ended("transform", path, rows, tmp_path / "out.parquet", env=environment)
-    assert done.returncode == 0, done.stderr
-    refused = subprocess.run([sys.executable, "-c", "import dask"], env=environment, capture_output=True, text=True)
-    assert "not here: " in refused.stderr, "the hook does refuse"
-
-
 def is_writing(process: int, folder: Path) -> bool:
     """Whether a process has an unnamed file of a folder open."""
     for each in Path(f"/proc/{process}/fd").iterdir():
@@ -300,8 +266,3 @@ def test_a_terminated_command_leaves_no_file(path: Path, tmp_path: Path, number:
         finally:
             process.kill()
     assert [each.name for each in tmp_path.iterdir()] == ["p.yaml"]
-
-
-def test_help_lists_it():
-    assert "transform" in ended_here("--help").stdout
-    assert "--overwrite" in ended_here("transform", "--help").stdout

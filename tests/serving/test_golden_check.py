@@ -6,6 +6,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,25 @@ from hypothesis import strategies as st
 from processes import ended, ended_here
 from recorded_vectors import ROWS, recorded, written
 from test_encoder import FEATURES, SCHEMA
-from test_files import REFUSE
 
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import load_types
 from feedline.blocks import environment
 from feedline.config import load_spec
-from feedline.errors import SpecError
+from feedline.errors import CorruptFileError, DataError, SpecError
 from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.planning.table_features import artifact_set_key
 from feedline.serving import golden_check
 from feedline.serving.encoder import Serving
-from feedline.serving.golden_check import ROWS_OF_SPLIT, check, compare, ulps_between
+from feedline.serving.golden_check import (
+    ROWS_OF_SPLIT,
+    check,
+    compare,
+    features_id,
+    load_golden,
+    rows_that_encode,
+    ulps_between,
+)
 
 
 def test_vectors_are_recorded_again_after_a_change(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
@@ -168,6 +177,26 @@ def test_ulps(pairs: list[tuple[float, float]]):
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
+REFUSE = """
+import importlib.util, sys
+
+ABSENT = ("dask", "distributed", "torch", "bokeh")
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ABSENT:  # libraries check whether others are installed
+            return importlib.util.spec_from_loader(name, self)
+
+    def create_module(self, spec):
+        raise ImportError("not here: " + spec.name)
+
+    def exec_module(self, module):
+        pass
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
 @pytest.mark.slow
 def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
     """With an op that learns, on a host that has neither the table, nor Dask, nor torch."""
@@ -187,6 +216,8 @@ def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
     (tmp_path / "hook" / "sitecustomize.py").write_text(REFUSE)
     python_path = os.pathsep.join([str(tmp_path / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": python_path}
+    refused = subprocess.run([sys.executable, "-c", "import dask"], env=environment, capture_output=True, text=True)
+    assert "not here: " in refused.stderr, "the hook does refuse"
     checked = ended("transform", away / "p.yaml", "--check", env=environment)
     assert (checked.returncode, "every bit is the same" in checked.stdout) == (0, True), checked.stderr
     rows = pa.table({**{name: ROWS[name] for name in SCHEMA.names}, "price": ROWS["price"].cast(pa.float64())})
@@ -260,3 +291,143 @@ def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):
     ):
         load_types(folder, elsewhere, {"price"})
     assert load_types(folder, replace(elsewhere, pipeline="q"), {"price"}) is None
+
+
+# -- the store
+
+
+def test_vectors_load_as_they_were_recorded(path: Path, folder: str):
+    spec, snapshot, made = recorded(path)
+    assert made.rows.num_rows == 3 * ROWS_OF_SPLIT
+    found = load_golden(folder, artifact_set_key(spec), Serving(spec).features)
+    assert found is not None
+    assert repr(found.rows.to_pylist()) == repr(made.rows.to_pylist())
+    assert (found.rows, found.origin, found.origin.snapshot) == (made.rows, made.origin, snapshot.id)
+    assert found.rows.schema.types == [SCHEMA.field(name).type for name in found.rows.schema.names]
+    checked = check(spec)
+    assert (checked.passed, checked.differences, checked.other, checked.ulps) == (True, (), (), 0)
+    assert checked.text() == f"passed: {made.rows.num_rows} rows of 8 features: every bit is the same"
+    columns = load_columns(folder)
+    assert columns is not None
+    assert columns.equals(snapshot.schema)
+
+
+def test_other_features_have_separate_vectors(tmp_path: Path, path: Path, table: Path):
+    spec, _, _ = recorded(path)
+    other, _, _ = recorded(written(tmp_path, table, dense={"price": [{"fill_null": 1}]}))
+    assert features_id(spec.features) != features_id(other.features)
+    assert check(spec).passed
+    assert check(other).passed
+    changed = load_spec(written(tmp_path, table), {"features.dense.price": [{"fill_null": 2}]})
+    with pytest.raises(SpecError, match="no golden vectors of these features"):
+        check(changed)
+
+
+def test_vectors_of_more_features_check_fewer(tmp_path: Path, path: Path, table: Path):
+    recorded(path)
+    fewer = {group: FEATURES[group] for group in ("sparse", "categorical")}
+    checked = check(load_spec(written(tmp_path, table, **fewer), {}))
+    assert (checked.passed, checked.features) == (True, 5)
+
+
+def test_a_user_function_is_part_of_the_features_id(tmp_path: Path, table: Path):
+    module = tmp_path / "priced.py"
+    module.write_text("def doubled(x):\n    return x * 2\n")
+    doubled = {"python": {"function": "priced:doubled", "gives": "float32"}}
+    path = written(tmp_path, table, dense={"price": [{"fill_null": 0}, doubled]})
+    spec, _, made = recorded(path, allow_code=True)
+    assert made.rows.num_rows
+    assert check(spec).passed
+
+
+def test_golden_none_deletes_vectors(path: Path, folder: str):
+    recorded(path)
+    assert sorted(file_kinds(folder)) == ["columns.parquet", "golden.parquet"]
+    recorded(path, "none")
+    assert file_kinds(folder) == ["columns.parquet"]
+
+
+def file_kinds(folder: str) -> list[str]:
+    return [file.name.partition(".")[2] for file in Path(folder, "serving").glob("*/*")]
+
+
+def altered(folder: str, suffix: str, change: Any) -> None:
+    [file] = Path(folder, "serving").glob(f"*/*{suffix}")
+    file.write_bytes(change(file.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change"),
+    [
+        ("golden.parquet", lambda content: content[:-20]),
+        ("golden.parquet", lambda content: content[:300] + bytes([content[300] ^ 1]) + content[301:]),
+        ("columns.parquet", lambda content: content[:-20]),
+    ],
+)
+def test_damaged_files_are_refused(path: Path, folder: str, suffix: str, change: Any):
+    spec, _, _ = recorded(path)
+    altered(folder, suffix, change)
+    with pytest.raises(CorruptFileError, match=r"does not hold what was written.* Write it again with `feedline fit`"):
+        load_columns(folder) if suffix == "columns.parquet" else check(spec)
+    recorded(path)  # the remedy of the message
+    assert load_columns(folder) is not None
+    assert check(spec).passed
+
+
+def test_another_format_is_refused(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(golden_check, "FORMAT", 7)
+        spec, _, _ = recorded(path)
+    with pytest.raises(SpecError, match="have another format: got version 7, expected 1"):
+        check(spec)
+    recorded(path)
+    assert check(spec).passed
+
+
+# -- the rows
+
+
+def test_rows_are_the_first_of_each_split(path: Path, folder: str):
+    _, _, made = recorded(path)
+    expected = [row for part in range(3) for row in range(80 * part, 80 * part + ROWS_OF_SPLIT)]
+    names = made.rows.schema.names
+    assert made.rows.equals(ROWS.take(pa.array(expected)).select(names))
+
+
+def test_rows_pass_the_filter_of_training(path: Path, folder: str):
+    _, _, made = recorded(path, **{"source.where": "number >= 100 and item > 0"})
+    assert 0 < made.rows.num_rows < 3 * ROWS_OF_SPLIT
+    assert min(made.rows["item"].to_pylist()) > 0
+
+
+def test_rows_that_a_feature_refuses_are_left_out(tmp_path: Path, table: Path, folder: str):
+    price = [{"fill_null": 0}]
+    _, _, made = recorded(written(tmp_path, table, dense={"price": price, "scores": [{"vector": 2}]}))
+    assert made.rows.num_rows == 3 * ROWS_OF_SPLIT // 4
+    assert {len(row) for row in made.rows["scores"].to_pylist()} == {2}
+    spec, _, made = recorded(written(tmp_path, table, dense={"price": price, "scores": [{"vector": 5}]}))
+    assert made is None
+    assert load_golden(folder, artifact_set_key(spec), Serving(spec).features) is None
+
+
+@pytest.mark.parametrize("bad", [[], [0], [2, 3], [0, 1, 2, 3]])
+def test_rows_are_tried_together_and_then_one_by_one(bad: list[int]):
+    rows = pa.table({"x": [0, 1, 2, 3]})
+    asked: list[int] = []
+
+    def encode(part: pa.Table) -> None:
+        asked.append(part.num_rows)
+        if set(bad) & set(part["x"].to_pylist()):
+            raise DataError("no")
+
+    assert rows_that_encode(rows, encode)["x"].to_pylist() == [row for row in range(4) if row not in bad]
+    assert asked == ([4, 1, 1, 1, 1] if bad else [4])
+
+
+def test_other_errors_than_those_of_values_are_raised():
+    def encode(part: pa.Table) -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        rows_that_encode(pa.table({"x": [1]}), encode)
+    assert rows_that_encode(pa.table({"x": pa.array([], pa.int64())}), encode).num_rows == 0
