@@ -46,8 +46,8 @@ MAX_ZEROS = 256  # of `zfill`: a wider column is a mistake, and memory
 def _own(name: str, expr: pl.Expr, **arguments: object) -> pl.Expr:
     """Polars' own method of that name and namespace."""
     namespace, _, method = name.partition(".")
-    found: pl.Expr = getattr(getattr(expr, namespace), method)(**arguments)
-    return found
+    call: pl.Expr = getattr(getattr(expr, namespace), method)(**arguments)
+    return call
 
 
 def _method(

@@ -211,9 +211,9 @@ def _is_bytes(string: re.Match[str]) -> bool:
 
 def fault_at(text: str, masked: str, at: int) -> Fault:
     """Why a text is refused, at or before the character `at`. masked: of `check`."""
-    found = foreign(text, masked)
-    if found is not None:
-        return found
+    fault = foreign(text, masked)
+    if fault is not None:
+        return fault
     for token in _TOKEN.finditer(masked):
         if token.end() > at:
             return Fault(f"unexpected `{_shown(text, token)}`", Span(*token.span()))

@@ -290,8 +290,8 @@ def _new_rows(compiled: CompiledFit, piece: FitPiece, position: int) -> list[New
     read: dict[int, Bools] = {}
     for index in earlier.keys() & frozenset[int]().union(*alike):
         read[index] = kept_mask(earlier[index], compiled.tables[index])[own]
-    found = [[read[index] for index in sorted(read.keys() & each)] for each in alike]
-    return [~_union(masks) if masks else None for masks in found]
+    earlier_masks = [[read[index] for index in sorted(read.keys() & each)] for each in alike]
+    return [~_union(masks) if masks else None for masks in earlier_masks]
 
 
 def _joined(chunks: Sequence[Chunk], new_rows: Sequence[Sequence[NewRows]]) -> list[NewRows]:

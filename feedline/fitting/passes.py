@@ -121,7 +121,7 @@ class SharedRows:
 
     def _earlier_of(self, index: int) -> dict[int, Int64s]:
         """By table: int64 [row groups], the row group that it reads before this table does; -1 where it does not."""
-        own, found = self._tables[index].snapshot, dict[int, Int64s]()
+        own, earlier = self._tables[index].snapshot, dict[int, Int64s]()
         for other, table in enumerate(self._tables):
             if other == index:
                 continue
@@ -131,8 +131,8 @@ class SharedRows:
             first = (whole & ~mine) | ((whole == mine) & (other < index))
             there[~(first & (self._selections[other].rows[place] != 0))] = -1
             if (there >= 0).any():
-                found[other] = there
-        return found
+                earlier[other] = there
+        return earlier
 
 
 def _same_row_groups(one: Snapshot, other: Snapshot) -> Int64s:

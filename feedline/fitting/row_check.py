@@ -89,15 +89,15 @@ def find_bad_rows(check: RowCheck, fragments: Sequence[Fragment]) -> tuple[BadRo
     job = find_job(check.job)
     check_environment(job.environment)
     judge = _Judge(check, compile_job(job))
-    found: list[BadRows] = []
+    bad_groups: list[BadRows] = []
     alone = (fragment.alone(position) for fragment in fragments for position in range(len(fragment.row_groups)))
     for index, fragment in enumerate(alone):
         bad = judge.row_group(index, fragment)
         if bad is not None:
-            found.append(bad)
-        if sum(each.rows for each in found) > check.most:
+            bad_groups.append(bad)
+        if sum(each.rows for each in bad_groups) > check.most:
             break
-    return tuple(found)
+    return tuple(bad_groups)
 
 
 class _Judge:
@@ -149,33 +149,33 @@ class _Judge:
 
     def _reasons(self, chunk: Chunk) -> Reasons:
         frame = expanded_chunk(chunk)
-        found = self._judge(frame)
-        bad = np.logical_or.reduce(list(found.values())) if found else np.zeros(frame.height, np.bool_)
+        reasons = self._judge(frame)
+        bad = np.logical_or.reduce(list(reasons.values())) if reasons else np.zeros(frame.height, np.bool_)
         if np.count_nonzero(bad) <= self._most:  # else perhaps not all were found
             self._confirm(frame.filter(pl.Series(~bad)), label(chunk.uri, chunk.row_group))
-        return found
+        return reasons
 
     def _judge(self, frame: pl.DataFrame) -> Reasons:
         features = self._compiled.features
-        found: Reasons = {}
+        reasons: Reasons = {}
         try:
-            found |= self._finished(features, frame)
+            reasons |= self._finished(features, frame)
         except DataError:
             failing = failing_rows(features, frame, self._most)
             if not failing:
                 raise
             rest = frozenset(output.name for output in features.outputs if output.name not in failing)
             if rest:
-                found |= self._finished(self._features(rest), frame)
+                reasons |= self._finished(self._features(rest), frame)
             for name, rows in failing.items():
-                found[name, f"cannot be computed ({self._schema[name].chain})"] = rows
+                reasons[name, f"cannot be computed ({self._schema[name].chain})"] = rows
                 if np.count_nonzero(rows) > self._most:  # perhaps not all were found
                     continue
                 others = self._finished(self._features(frozenset({name})), frame.filter(pl.Series(~rows)))
                 for key, marked in others.items():
-                    found[key] = np.zeros(frame.height, np.bool_)
-                    found[key][np.flatnonzero(~rows)[marked]] = True
-        return found
+                    reasons[key] = np.zeros(frame.height, np.bool_)
+                    reasons[key][np.flatnonzero(~rows)[marked]] = True
+        return reasons
 
     def _features(self, names: frozenset[str]) -> CompiledFeatures:
         if names not in self._some:
@@ -187,7 +187,7 @@ class _Judge:
         lookups: dict[str, list[RowLookups]] = {}
         columns, _ = features.apply_counting(frame, None, lookups)
         series = columns if not isinstance(columns, pl.DataFrame) else {each.name: each for each in columns}
-        found: Reasons = {}
+        result: Reasons = {}
         for output in features.outputs:
             reasons = bad_rows_of(
                 self._schema[output.name],
@@ -196,8 +196,8 @@ class _Judge:
                 _null_inputs(frame, output),
                 [missed for _, missed in lookups.get(output.name, ())],
             )
-            found |= {(output.name, reason): rows for reason, rows in reasons.items()}
-        return found
+            result |= {(output.name, reason): rows for reason, rows in reasons.items()}
+        return result
 
     def _confirm(self, frame: pl.DataFrame, place: str) -> None:
         """Raise DataError if rows that were found good are refused."""
@@ -333,20 +333,20 @@ def find_exclusion(
     began_s = time.perf_counter()
     snapshot = current_snapshot(spec, map=map)
     plan = plan_source(spec, snapshot, lanes=1, map=map, exclude=False)
-    origin, found = _origin(plan, workers), _Found()
+    origin, totals = _origin(plan, workers), _BadRowTotals()
     known, retimed = np.zeros(len(plan.selection.rows), np.bool_), ""
     if earlier is not None:
-        known, retimed = _take_over(plan, origin, earlier, found)
+        known, retimed = _take_over(plan, origin, earlier, totals)
     rows, most = origin.rows, budget.most(origin.rows)
     job = replace(plan.job, by=None, order=None, record=None, cache=None, auto=None, environment=workers.environment)
     if origin.unfitted:  # a fit names columns that no block reads, such as a target
         job = replace(job, schema=planned_schema(spec, snapshot.schema).serialize().to_pybytes())
     check = RowCheck(job=job, unfitted=frozenset(origin.unfitted), most=most)
-    _search(plan, workers, check, known, found)
-    exclusion = found.exclusion(origin)
+    _search(plan, workers, check, known, totals)
+    exclusion = totals.exclusion(origin)
     findings = _findings(plan, exclusion.faults)
-    if found.rows > most:
-        got = f"got {found.rows:,} or more of {rows:,}, expected at most {most:,} ({budget})"
+    if totals.rows > most:
+        got = f"got {totals.rows:,} or more of {rows:,}, expected at most {most:,} ({budget})"
         message = f"too many rows are bad: {got}. Correct the table or the features, or allow more"
         raise DataError("\n".join([message, *finding_lines(findings)]))
     return RowReport(
@@ -354,7 +354,7 @@ def find_exclusion(
         snapshot=snapshot.id,
         rows=rows,
         computed=int(plan.selection.rows[~known].sum()),
-        bad=found.rows,
+        bad=totals.rows,
         row_groups=len(exclusion.excluded),
         findings=findings,
         unfitted=origin.unfitted,
@@ -366,7 +366,7 @@ def find_exclusion(
 
 
 @dataclass(slots=True)
-class _Found:
+class _BadRowTotals:
     """The bad rows found so far, as an exclusion has them."""
 
     excluded: dict[int, tuple[int, bytes]] = field(default_factory=dict)
@@ -383,11 +383,13 @@ class _Found:
         return Exclusion(origin=origin, excluded=dict(sorted(self.excluded.items())), faults=tuple(faults))
 
 
-def _search(plan: SourcePlan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], found: _Found) -> None:
+def _search(
+    plan: SourcePlan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], totals: _BadRowTotals
+) -> None:
     """Add the bad rows of all row groups but known ones, or until there are too many."""
     selection = replace(plan.selection, rows=np.where(known, 0, plan.selection.rows))
     tasks = fit_tasks(plan.snapshot, selection, workers.threads)
-    if not tasks or found.rows > check.most:
+    if not tasks or totals.rows > check.most:
         return
     sizes = [sum(len(fragment.row_groups) for fragment in task) for task in tasks]
     groups = np.split(np.flatnonzero(selection.rows), np.cumsum(sizes)[:-1])  # tasks are in the table's order
@@ -401,14 +403,16 @@ def _search(plan: SourcePlan, workers: Workers, check: RowCheck, known: NDArray[
                     RowFault(row_group=group, feature=feature, reason=reason, rows=rows, first=first)
                     for feature, reason, rows, first in each.reasons
                 )
-                found.add(group, each.kept, each.bits, faults)
-            if found.rows > check.most:
+                totals.add(group, each.kept, each.bits, faults)
+            if totals.rows > check.most:
                 return
             done += int(selection.rows[row_groups].sum())
             report_progress(_PHASE, done, total, "rows")
 
 
-def _take_over(plan: SourcePlan, origin: ExclusionOrigin, file: str, found: _Found) -> tuple[NDArray[np.bool_], str]:
+def _take_over(
+    plan: SourcePlan, origin: ExclusionOrigin, file: str, totals: _BadRowTotals
+) -> tuple[NDArray[np.bool_], str]:
     """Take the row groups of unchanged files over from an earlier exclusion; returns which row groups these are, and a
     line on files that are changed for their times alone."""
     earlier, before = _read_earlier(plan.spec, file)
@@ -430,7 +434,7 @@ def _take_over(plan: SourcePlan, origin: ExclusionOrigin, file: str, found: _Fou
             kept, bits = earlier.excluded.get(old, (int(plan.selection.rows[new]), None))
             known[new] = kept == int(plan.selection.rows[new])  # else it is checked again
             if known[new] and bits is not None:
-                found.add(new, kept, bits, (replace(fault, row_group=new) for fault in faults[old]))
+                totals.add(new, kept, bits, (replace(fault, row_group=new) for fault in faults[old]))
     again = changes.retimed.any()
     return known, retimed_text(after, changes.retimed, "checked again") if again else ""
 
@@ -480,14 +484,14 @@ def _findings(plan: SourcePlan, faults: Sequence[RowFault]) -> tuple[Finding, ..
         of_key.setdefault((fault.feature, fault.reason), []).append(fault)
     snapshot, stored = plan.snapshot, plan.snapshot.rows_per_row_group
     kept_rows: dict[int, NDArray[np.int64]] = {}
-    found = []
+    findings = []
     for (feature, reason), each in of_key.items():
         first = min(each, key=lambda fault: fault.row_group)
         file = int(snapshot.file_of_row_group[first.row_group])
         before = int(stored[int(snapshot.row_groups_of(file)[0]) : first.row_group].sum())
         if first.row_group not in kept_rows:
             kept_rows[first.row_group] = read_kept_rows(plan, first.row_group, plan.columns[:1]).rows
-        found.append(
+        findings.append(
             Finding(
                 feature=feature,
                 reason=reason,
@@ -497,7 +501,7 @@ def _findings(plan: SourcePlan, faults: Sequence[RowFault]) -> tuple[Finding, ..
                 row=before + int(kept_rows[first.row_group][first.first]),
             )
         )
-    return tuple(sorted(found, key=lambda finding: (-finding.rows, finding.feature, finding.reason)))
+    return tuple(sorted(findings, key=lambda finding: (-finding.rows, finding.feature, finding.reason)))
 
 
 def _write(spec: PipelineSpec, exclusion: Exclusion, out: str | None) -> str:

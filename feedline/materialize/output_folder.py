@@ -118,12 +118,12 @@ class OutputFolder:
                 self._publish(name, marker)
                 return
             put(files, name, [marker])
-            if (found := _marker(self._final)) != self._before:
+            if (present := _marker(self._final)) != self._before:
                 raise TableError(
-                    f"{self.name} was written by another run meanwhile: got the run {_run_of(found)}, expected the "
+                    f"{self.name} was written by another run meanwhile: got the run {_run_of(present)}, expected the "
                     "folder as it was when this run began. Let one run at a time write there"
                 )
-            _move(files.path, self._final.path, replaces=bool(found))
+            _move(files.path, self._final.path, replaces=bool(present))
             shutil.rmtree(self.ref.claim.uri, ignore_errors=True)
 
     def discard(self) -> None:
@@ -138,8 +138,8 @@ class OutputFolder:
 
     def _empty(self) -> None:
         filesystem, path = self._final.filesystem, self._final.path
-        found = filesystem.get_file_info(pafs.FileSelector(path))
-        for info in sorted(found, key=lambda each: each.base_name not in (MARKER, ROOT_GROUP)):
+        infos = filesystem.get_file_info(pafs.FileSelector(path))
+        for info in sorted(infos, key=lambda each: each.base_name not in (MARKER, ROOT_GROUP)):
             if info.base_name != UNFINISHED and info.path.rstrip("/") != path.rstrip("/"):
                 with suppress(FileNotFoundError):
                     delete(filesystem, info)
@@ -206,8 +206,8 @@ def _check_contents(location: Location, name: str, *, overwrite: bool) -> None:
         if kind == pafs.FileType.File:
             raise TableArgumentError(f"{name} is a file: expected a folder, or nothing there. Name another folder")
         selector = pafs.FileSelector(path, allow_not_found=True)
-        found = with_retries(lambda: filesystem.get_file_info(selector), filesystem, name)
-    names = sorted(info.base_name for info in found if info.path.rstrip("/") != path.rstrip("/"))
+        infos = with_retries(lambda: filesystem.get_file_info(selector), filesystem, name)
+    names = sorted(info.base_name for info in infos if info.path.rstrip("/") != path.rstrip("/"))
     if not names:
         return
     if not _is_ours(location, names):
@@ -240,8 +240,8 @@ def _marker(location: Location) -> bytes:
 
 def _facts(marker: bytes) -> dict[str, Any]:
     content = json.loads(marker)
-    found: dict[str, Any] = content.get("attributes", content)
-    return found
+    attributes: dict[str, Any] = content.get("attributes", content)
+    return attributes
 
 
 def _run_of(marker: bytes) -> str:

@@ -186,12 +186,12 @@ class Form:
 
     def _compute_stacked(self, rows: Frame, count: int) -> Mapping[str, Column]:
         arrays = _arrays(rows)
-        found: dict[str, Column] = {}
+        columns: dict[str, Column] = {}
         for rows_stack in self.stacks:
-            found |= rows_stack.compute(arrays, count)
+            columns |= rows_stack.compute(arrays, count)
         if self.rest is not None:
-            found |= self._compute(rows, self.rest)
-        return found
+            columns |= self._compute(rows, self.rest)
+        return columns
 
     def _compute(self, rows: Frame, features: CompiledFeatures) -> Mapping[str, Column]:
         casts = tuple(field for field in self.casts if field.name in features.columns)

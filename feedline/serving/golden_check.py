@@ -388,14 +388,14 @@ def check(spec: PipelineSpec, *, ulps: int | None = None) -> CheckResult:
 def _mismatched_features(serving: Serving, golden: GoldenVectors) -> dict[str, str]:
     """Fingerprints here of the features whose op, artifact or type is not that of the vectors, by name."""
     schema, expected = golden.rows.schema, golden.origin.fingerprints
-    found = {part.features[0].name: part.form(schema).features.fingerprint for part in serving.per_feature()}
-    return {name: fingerprint for name, fingerprint in found.items() if fingerprint != expected[name]}
+    fingerprints = {part.features[0].name: part.form(schema).features.fingerprint for part in serving.per_feature()}
+    return {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint != expected[name]}
 
 
 def compare(actual: pa.Table, expected: pa.Table, *, ulps: int) -> tuple[Difference, ...]:
     """Compare the features of two tables of the same rows."""
-    found = [_difference(name, actual[name], expected[name], ulps) for name in actual.schema.names]
-    return tuple(difference for difference in found if difference is not None)
+    differences = [_difference(name, actual[name], expected[name], ulps) for name in actual.schema.names]
+    return tuple(difference for difference in differences if difference is not None)
 
 
 def _difference(name: str, actual: pa.ChunkedArray, expected: pa.ChunkedArray, ulps: int) -> Difference | None:
