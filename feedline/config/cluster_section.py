@@ -192,7 +192,6 @@ class ClusterSpec(Section):
         return self
 
     def _check_beside_scheduler(self) -> None:
-        """Check the keys that a running cluster leaves no room for."""
         if not self.dashboard:
             raise rule_error("dashboard", "has no meaning with `scheduler`, whose pages are its own. Remove it")
         if self.tls is not None and self.tls.temporary:
@@ -210,7 +209,6 @@ class ClusterSpec(Section):
             raise rule_error("class", "contradicts `scheduler`: it starts a cluster of its own. Remove one of the two")
 
     def _check_security(self, address: str) -> None:
-        """Check that an address is on this machine, or encrypted, or declared to be trusted."""
         protocol, host, _ = scheduler_address(address)
         if protocol == "tls":
             if self.tls is None:
@@ -225,7 +223,6 @@ class ClusterSpec(Section):
             raise rule_error("scheduler", f"unencrypted and not on this machine: got {address!r}; {reason}. {remedy}")
 
     def _check_own(self) -> None:
-        """Check the keys of a cluster that the feeder starts."""
         if self.share != 1.0:
             reason = "this job has its cluster for itself"
             raise rule_error("share", f"has no meaning without `scheduler`: {reason}. Remove it")
@@ -243,7 +240,6 @@ class ClusterSpec(Section):
                 raise rule_error(key, "has no meaning without `scheduler`. Remove it, or name the scheduler's address")
 
     def _check_provider(self) -> None:
-        """Check the keys of a cluster that a class starts."""
         if self.workers is None:
             raise rule_error("workers", "is missing beside `class`. Write a number, or `workers: {min: …, max: …}`")
         if "threads" in self.model_fields_set:

@@ -42,7 +42,7 @@ def expand_range(name: str) -> list[str]:
         raise ValueError(f"a range must ascend: got {name!r}. Write {{{last}..{first}}}")
     if count > _MAX_NAMES:
         raise ValueError(f"a range must have at most {_MAX_NAMES:,} names: got {count:,} in {name!r}")
-    width = len(first) if first.startswith("0") else 0
+    width = len(first) if first.startswith("0") else 0  # C{08..10} -> C08, C09, C10; C{8..10} -> C8, C9, C10
     before, after = _RANGE.split(name)[0], _RANGE.split(name)[-1]
     return [f"{before}{number:0{width}}{after}" for number in range(int(first), int(last) + 1)]
 

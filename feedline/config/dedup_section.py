@@ -48,7 +48,6 @@ def read_groups(document: Document, problems: Problems) -> tuple[DedupSpec, ...]
 
 
 def _group(name: str, body: Any, problems: Problems) -> Iterator[DedupSpec]:
-    """The group, unless it is wrong."""
     path: Path = ("dedup", name)
     if not name.strip():
         problems.add(path, f"the name of a group must not be empty: got {name!r}", key=True)

@@ -19,7 +19,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _VERBATIM = ("default", "const", "enum", "examples", "not", "propertyNames")
 _NAME: Schema = {"type": "string", "pattern": r"\S"}
 _RANGE = r"\{\d+\.\.\d+\}"
-_VARIABLE: Schema = {
+VARIABLE: Schema = {
     "description": "An environment variable, read as an unquoted YAML scalar.",
     "type": "string",
     "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$",
@@ -67,8 +67,7 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
         op_schema: the schema of one op in a list of ops (default: any word or one-key map).
     """
     schema = _allow_variables(_without_titles(model.model_json_schema()))
-    op = dict(op_schema or _ANY_OP)
-    definitions = {**schema.pop("$defs", {}), **op.pop("$defs", {}), **_feature_definitions(), "op": op}
+    definitions = {**schema.pop("$defs", {}), **_feature_definitions(), "op": op_schema or _ANY_OP}
     _add_templates(definitions)
     properties = schema["properties"]
     properties["features"] = _features()
@@ -133,7 +132,7 @@ def _feature_definitions() -> Schema:
     long_form = _mapping({**own, "expect": _expect()}, oneOf=one_source)
     extra = _mapping({"column": column, "expr": expr, "expect": _expect()}, oneOf=column_or_expr)
     return {
-        "variable": _VARIABLE,
+        "variable": VARIABLE,
         "ops": ops,
         "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]},
         "extra_feature": {"anyOf": [{"type": "array", "maxItems": 0}, extra]},
@@ -204,7 +203,6 @@ def _dedup(columns: Schema) -> Schema:
 
 
 def _without_titles(schema: Any) -> Any:
-    """The schema without pydantic's titles, which only repeat the fields' names."""
     if isinstance(schema, dict):
         return {
             key: _without_titles(value) for key, value in schema.items() if key != "title" or isinstance(value, dict)

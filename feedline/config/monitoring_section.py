@@ -46,7 +46,7 @@ class MetricsSpec(Section):
     listen: Annotated[
         str,
         AfterValidator(_listen),
-        WithJsonSchema({"type": "string", "pattern": r"^(\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):[0-9]{1,5}$"}),
+        WithJsonSchema({"type": "string", "pattern": f"^{_ADDRESS.pattern}$"}),
     ] = Field(default=ANY_PORT, description="Address to serve /metrics at; port 0 is a free one.")
     folder: Annotated[PathString, AfterValidator(_folder), WithJsonSchema(LOCAL_PATH)] | None = Field(
         default=None, alias="dir", description="Folder of target files for Prometheus' file_sd (default: none)."

@@ -263,9 +263,6 @@ def section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel]
     return model
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Define the section `batch` of a pipeline.yaml: how many rows make a batch, and by which lengths they are chosen.
-
 _OF_BUCKETS = ("buckets", "length", "longer")
 
 

@@ -28,9 +28,7 @@ from feedline.config.sections import (
 )
 
 # --------------------------------------------------------------------------------------------------------------------
-# Parse names of Arrow types, such as `decimal128(9, 2)` or `list<float32>`. Pure; runs wherever a pipeline.yaml is
-# read. The names are Arrow's own, as `str(type)` shows them, with the aliases that people use: int, long, float,
-# double, str, date, datetime, `T[]` for a list.
+# Names of Arrow types: its own, as `str(type)` shows them, with the aliases that people use.
 
 _OWN_NAMES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
@@ -99,10 +97,6 @@ def _is_zone(name: str | None) -> bool:
     return True
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Define the section `source.follow`: what of a growing table has landed, until when, and what an epoch reads. yaml.
-# Pure.
-
 LOG, SUCCESS = "log", "_SUCCESS"
 _QUIET = re.compile(r"quiet ([1-9][0-9]*)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -153,8 +147,6 @@ class FollowSpec(Section):
         match = _QUIET.fullmatch(self.landed)
         return None if match is None else int(match[1]) * _SECONDS[match[2]]
 
-
-# --------------------------------------------------------------------------------------------------------------------
 
 Format = Literal["auto", "hive", "manifest", "delta", "iceberg"]
 KeyType = Literal["int", "date", "string", "timestamp"]

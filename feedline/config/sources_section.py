@@ -83,6 +83,7 @@ class MixSpec(Section):
 def divide_rows(size: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Divide a lane's rows of a step in proportion to weights, by largest remainder; of equal ones the first. The
     result may hold zeros. Exact: weights are the decimal numbers that pipeline.yaml shows."""
+    # 10 rows by weights 1, 1, 1: quotas 10/3 each, floors 3, 3, 3, and the row that is left goes to the first: 4, 3, 3
     exact = [Fraction(repr(float(weight))) for weight in weights]
     total = sum(exact)
     quotas = [size * weight / total for weight in exact]

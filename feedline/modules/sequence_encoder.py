@@ -202,6 +202,7 @@ def _feed_forward(layer: Any, values: torch.Tensor) -> torch.Tensor:
 
 def _length_classes(lengths: torch.Tensor) -> list[tuple[int, int]]:
     """(lists, places of each) of the classes of ascending lengths; at least one."""
+    # lengths 0, 3, 9, 20 -> widths 8, 16, 20 -> (2, 8), (1, 16), (1, 20)
     longest = int(lengths[-1]) if len(lengths) else 1
     widths = [_SHORTEST_CLASS]
     while widths[-1] < longest:

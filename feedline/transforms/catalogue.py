@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from feedline.config.json_schema import VARIABLE
 from feedline.config.overrides import flow_text
 from feedline.expressions.types import type_name
 from feedline.transforms.ops import OPS
@@ -30,7 +31,6 @@ SECTIONS = {  # modules of ops -> headings
     "joins": "Lookups: external tables",
     "embeddings": "Lookups: vectors",
 }
-_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
 
 
 def op_schema() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def op_schema() -> dict[str, Any]:
         parameters = {
             name: {
                 **{key: value[key] for key in ("description", "default") if key in value},
-                "anyOf": [_bare_schema(value), _VARIABLE],
+                "anyOf": [_bare_schema(value), VARIABLE],
             }
             for name, value in schema["properties"].items()
         }

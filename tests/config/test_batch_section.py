@@ -77,20 +77,11 @@ def test_the_json_schema_knows_the_keys(batch: str, valid: bool):
         ("{max_tokens: 9, buckets: [4]}", r"batch\.length: missing key: buckets need the list column"),
         ("{max_tokens: 9, buckets: [], length: h}", r"batch\.buckets: must be a list of ascending lengths"),
         ("{max_tokens: 9, buckets: [4, 4], length: h}", r"batch\.buckets: must be a list of ascending lengths"),
-        (
-            "{max_tokens: 9, buckets: [2, 10], length: h}",
-            r"max_tokens: is smaller than a bucket's bound: got 9",
-        ),
-        (
-            "{max_tokens: 9, buckets: [5, 6], length: h}",
-            r"buckets: give two buckets the same rows .*got 1 of",
-        ),
+        ("{max_tokens: 9, buckets: [2, 10], length: h}", r"max_tokens: is smaller than a bucket's bound: got 9"),
+        ("{max_tokens: 9, buckets: [5, 6], length: h}", r"buckets: give two buckets the same rows .*got 1 of"),
         ("{size: 8, max_tokens: 9, buckets: [4], length: h}", r"batch\.size: contradicts max_tokens"),
         ("{max_tokens: 9, buckets: [4], length: h, tail: pad}", r"batch\.tail: cannot be pad with max_tokens"),
-        (
-            "{max_tokens: 9, buckets: [4], length: h, balance: g}",
-            r"length: must be the column of balance: got 'h'",
-        ),
+        ("{max_tokens: 9, buckets: [4], length: h, balance: g}", r"length: must be the column of balance: got 'h'"),
         ("{max_tokens: 9, buckets: [4], balance: {column: h, max: 3}}", r"balance: cannot have a max with buckets"),
     ],
 )

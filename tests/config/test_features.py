@@ -247,10 +247,7 @@ def test_a_list_of_columns_stands_for_several_features():
         ("extra: ['C{a..c}']", r"braces in a name are for a range of numbers: got '\{a\.\.c\}'"),
         ("dense: {'I{1..99999999}': []}", "at most 10,000 names: got 99,999,999"),
         ("dense: {'I{1..3}': {columns: [a, b]}}", r"columns: must be one per feature: got 2, expected 3"),
-        (
-            "dense: {'I{1..3}': {expr: a}}",
-            "unknown key of an entry for several features: got 'expr', expected",
-        ),
+        ("dense: {'I{1..3}': {expr: a}}", "unknown key of an entry for several features: got 'expr', expected"),
         ("dense: {'I{1..3}': log1p}", "must be a list of ops"),
         ("dense: {x: {columns: a}}", "columns: must be a list of columns: got 'a', expected for example"),
         ("dense: {x: {columns: []}}", "columns: must be a list of columns: got an empty list"),

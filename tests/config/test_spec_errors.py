@@ -98,24 +98,6 @@ def test_sections_are_mappings(section, value, got):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["artefacts: x", "caches: {}", "Batch: {}", "source.table: x"],
-)
-def test_keys_of_later_versions_are_unknown(line):
-    [message] = refused(MINIMAL + line)
-    assert message.startswith("p.yaml:7:1: ")
-    assert "unknown key: got " in message
-
-
-@pytest.mark.parametrize("key", ["cache", "schema_rules", "on_bad_files", "Table", "rows"])
-def test_keys_of_source_that_are_unknown(key):
-    [message] = refused(MINIMAL.replace("{table: data}", f"{{table: data, {key}: 1}}"))
-    assert message.startswith(
-        f"p.yaml:4:23: source.{key}: unknown key: got {key!r}, expected one of 'table', 'format', "
-    )
-
-
-@pytest.mark.parametrize(
     ("text", "got"),
     [
         ("", "an empty document"),

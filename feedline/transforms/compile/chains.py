@@ -299,7 +299,6 @@ class Compiler:
         return self._built[key], key
 
     def _combine(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
-        """The result of the op over several columns, each of which may be a chain of its own."""
         inputs = [input_feature(feature, source) for source in feature.inputs]
         chains = [self.chain(source) for source in inputs]
         try:
@@ -356,7 +355,6 @@ class Compiler:
         raise SpecError(message)
 
     def _expression(self, feature: FeatureSpec, text: str) -> tuple[Value, tuple[str, ...]]:
-        """The value, and the parts of columns that it reads."""
         path = (*feature.path, "expr")
         try:
             bound = row_expression(text, self.schema)

@@ -170,11 +170,9 @@ class _SlicedFeatures:
 
     @cached_property
     def _values_of_null(self) -> list[NDArray[Any]] | None:
-        """What a null becomes, which is the same in all dictionaries."""
         return self._finite_numbers(pl.Series(self._name, [None], self._features.types[0]))
 
     def _finite_numbers(self, series: pl.Series) -> list[NDArray[Any]] | None:
-        """The features of some values; None where one fails, or is no finite number."""
         try:
             found = self._features.numbers(series)
         except DataError:
@@ -207,6 +205,7 @@ def _sums_of_codes(
     if not len(marks) or marks.min() == marks.max():
         mark = int(marks[:1].sum())
         return np.full(len(codes), mark, np.uint8) if offsets is None else np.diff(offsets) * mark
+    # entry 2 of 3 is marked; codes [0, 2, 2] in lists that begin at [0, 1] -> [0, 2]
     table = np.zeros(entries, np.bool_)
     table[index] = marks
     of_codes = table[codes]

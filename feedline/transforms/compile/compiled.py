@@ -190,7 +190,6 @@ class CompiledFeatures:
         return compile_features, (self.features, self.schema, self.artifacts, self._elements)
 
     def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
-        """The error with the first failing feature and its first failing row."""
         for index, feature in enumerate(self.features):
             if (own := self.failure(frame, index)) is not None:
                 cause = str(own).partition("\n")[0].replace(" in column ''", "")  # elements have no name
@@ -304,7 +303,6 @@ def compile_some(whole: CompiledFeatures, names: Collection[str]) -> CompiledFea
 
 
 def _name_of(feature: FeatureSpec) -> str:
-    """The feature by its name, and by its column if that differs."""
     own = feature.column in (None, feature.name)
     return repr(feature.name) if own else f"{feature.name!r} of column {feature.column!r}"
 

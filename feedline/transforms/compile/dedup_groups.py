@@ -72,7 +72,6 @@ def refuse_empty_groups(features: Sequence[FeatureSpec], groups: Sequence[DedupS
 
 
 def _empty_group(group: DedupSpec, features: Sequence[FeatureSpec], *, out_of_fold: bool) -> str:
-    """Why no feature belongs to a group, and what helps."""
     reads = {feature.name: deciding_columns(feature, out_of_fold=out_of_fold) for feature in features}
     own = {feature.name: feature for feature in features}
     words = []

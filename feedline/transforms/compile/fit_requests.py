@@ -173,6 +173,7 @@ def fit_key(bound: BoundOp, position: OpPosition) -> str:
 
 def _as_fitted(key: Key) -> Key:
     """The key of a value as fits know it: of a source that redefines a feature, with the pipeline's own column."""
+    # ("column", "cost", ("known as", "column", "price"), op) -> ("column", "price", op)
     if key[0] in ("column", "expr"):
         known = key[2] if len(key) > 2 and key[2][0] == KNOWN_AS else None
         return key if known is None else (*known[1:], *key[3:])

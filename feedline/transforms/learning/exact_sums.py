@@ -54,6 +54,7 @@ def bins_of(values: Numbers, *, squares: bool = False) -> Bins:
 
 def normal(bins: Mapping[int, int]) -> Bins:
     """The same sum with units from -2**31 to 2**31 - 1 and without empty bins, ascending: one form per sum."""
+    # {0: 2**31} -> {0: -2**31, 1: 1}
     pending, normal_bins = dict(bins), {}
     while pending:
         index = min(pending)
@@ -202,6 +203,7 @@ def _parts(values: Floats, *, whole: bool = False) -> Iterator[tuple[int, Floats
 
     Overwrites `values`. whole: a part for every value, in order; otherwise values without a remainder may be dropped.
     """
+    # 2**40 + 3 -> 256 units of bin 1, which are 256 * 2**32, then 3 units of bin 0
     rest, bins = values, 0
     while most := max(rest.max(initial=0.0), -rest.min(initial=0.0)):
         assert math.isfinite(most), "values must be finite: callers remove NaN and infinities"

@@ -239,6 +239,7 @@ class Quantiles:
             "error": self.error,
         }
         _require_values(facts, self.op)
+        # 10 numbers in 4 parts: ranks 2, 4 and 7 of the sorted ones, counted from 0
         ranks = [-(-index * size // self.parts) - 1 for index in range(1, self.parts)]
         pair = self.median and size % 2 == 0 and not state[_ONLY].dtype.is_integer()
         ranks += [size // 2] if pair else []

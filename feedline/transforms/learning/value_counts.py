@@ -58,6 +58,7 @@ class ValueCounts:
             return pl.concat(states).group_by("value").agg(pl.col("count").sum()).select("value", "count")
         ordered = pl.concat(_of_one_type(states)).sort("value")
         runs = ordered["value"].rle()
+        # values 3, 3, 7 with counts 1, 2, 5: runs end at [1, 2], where counts have added up to [3, 8] -> [3, 5]
         last = np.cumsum(runs.struct.field("len").to_numpy(), dtype=np.int64) - 1
         sums = np.diff(np.cumsum(ordered["count"].to_numpy())[last], prepend=0)
         return pl.DataFrame([runs.struct.field("value"), pl.Series("count", sums)])
@@ -281,7 +282,6 @@ def _of_one_type(states: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 def _range(state: pl.DataFrame) -> tuple[int, int]:
-    """The smallest and the largest id, 0 without ids."""
     low, high = state.select(pl.col("value").min().alias("low"), pl.col("value").max().alias("high")).row(0)
     return low or 0, high or 0
 

@@ -119,6 +119,7 @@ def cartesian(inputs: Sequence[Value], parameters: Buckets) -> Value:
         ends = np.cumsum(each)
         begins = ends - each
         total = int(ends[-1]) if len(ends) else 0
+        # 2 ids on the left, 2 on the right: each [2, 2], begins [0, 2] -> positions [0, 1, 0, 1]
         positions = np.arange(total) + np.repeat(np.repeat(other.offsets[:-1], ours) - begins, each)
         words = [np.repeat(cross_terms(mine.values), each), cross_terms(other.values)[positions]]
         out = np.empty(total, dtype=np.int64)

@@ -100,7 +100,7 @@ def _integer_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[int
     An integer is above a border if it is above the border's floor.
     """
     smallest, largest = INTEGER_RANGES[type(dtype)]
-    floors = [math.floor(border) for border in borders]
+    floors = [math.floor(border) for border in borders]  # x > 0.5 is x > 0
     within = [floor for floor in floors if smallest <= floor <= largest]
     twice = [int(border) for border in _repeat(borders) if border == int(border) and int(border) in within]
     below = sum(floor < smallest for floor in floors)

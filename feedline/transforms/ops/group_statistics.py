@@ -94,7 +94,6 @@ class StatisticsByKey:
 
     @property
     def _stored_statistics(self) -> tuple[str, ...]:
-        """The artifact's columns after the keys."""
         names = dict.fromkeys("var" if name == "std" else name for name in self.parameters.names if name != "count")
         return ("count", *names)
 

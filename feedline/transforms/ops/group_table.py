@@ -318,6 +318,7 @@ class GroupColumns:
 
 def by_choice(choices: npt.NDArray[np.uint8], count: int) -> Mapping[int, Integers]:
     """The positions of each choice below `count` in `choices`; choices that do not occur are left out."""
+    # [2, 0, 2] -> order [1, 0, 2], ends [1, 1, 3] -> {0: [1], 2: [0, 2]}
     order = np.argsort(choices, kind="stable")
     ends = np.cumsum(np.bincount(choices, minlength=count))
     pieces: Sequence[Integers] = np.split(order, ends[:-1])

@@ -25,8 +25,6 @@ from feedline.transforms.values.ragged import Mask, Ragged, filter_elements, sli
 
 
 class Buckets(Parameters):
-    """Parameters of ops that hash to buckets."""
-
     buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
     seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed gives another hash.")] = 0
 

@@ -130,7 +130,6 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
 
 
 def _values_of(table: pa.Table, parameters: JoinExternal) -> pl.Series:
-    """The column to take, or the vectors of several."""
     columns = [pl.Series(name, table[name]) for name in parameters.takes]
     columns = [
         column.cast(pl.String) if isinstance(column.dtype, pl.Categorical | pl.Enum) else column for column in columns

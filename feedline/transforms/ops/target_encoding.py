@@ -97,7 +97,6 @@ class TargetMeans:
 
     @property
     def _means(self) -> int:
-        """The number of means per key: over all folds, and without each of them."""
         return self.parameters.folds + 1 if self.parameters.folds > 1 else 1
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:

@@ -95,7 +95,6 @@ def _parameters(model: type[Parameters], arguments: str) -> Parameters:
 
 
 def _complaint(op: Op, path: Path, error: ValidationError, *, bare: bool) -> OpError:
-    """The first wrong parameter as a sentence; the errors of all members of a union become one."""
     details = error.errors(include_url=False)
     first = details[0]
     if first["type"] == "missing":

@@ -55,36 +55,6 @@ _IMPORT = re.compile(rb"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|i
 _SYSTEM_STATE = frozenset({"meta_path", "modules", "path", "path_hooks"})  # of sys
 
 
-@dataclass(frozen=True, slots=True)
-class SourceImports:
-    """What a source imports, each name once, in order of appearance.
-
-    modules: names of import statements. perhaps: names that are modules or attributes of modules. stars: modules of
-    which all names are imported. obstacle: a call or module that loads code by name, with its line; "" without one.
-    """
-
-    modules: tuple[str, ...]
-    perhaps: tuple[str, ...]
-    stars: tuple[str, ...]
-    obstacle: str
-
-
-def imports_of(source: bytes, package: str) -> SourceImports:
-    reader = _Reader(package)
-    nodes = [*_nodes(ast.parse(source))]
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            reader.read_import(node)
-        elif isinstance(node, ast.ImportFrom):
-            reader.read_from(node)
-    for node in nodes:
-        if isinstance(node, ast.Attribute):
-            reader.read_attribute(node)
-        elif isinstance(node, ast.Name) and node.id in _LOADER_NAMES:
-            reader.note(node.id, node.lineno)
-    return SourceImports(tuple(reader.modules), tuple(reader.perhaps), tuple(reader.stars), reader.obstacle())
-
-
 def packages_in(source: bytes) -> set[str]:
     """The first parts of the names that a source may import, without parsing it: all that it does, and perhaps words of
     its texts."""
@@ -95,31 +65,48 @@ def packages_in(source: bytes) -> set[str]:
     return {name.partition(b" ")[0].decode(errors="replace") for name in found if name}
 
 
-class _Reader:
-    def __init__(self, package: str) -> None:
+class SourceImports:
+    """What a source imports, each name once, in order of appearance. Raises SyntaxError, as Python does.
+
+    package: that relative imports start from. modules: names of import statements. perhaps: names that are modules or
+    attributes of modules. stars: modules of which all names are imported.
+    """
+
+    def __init__(self, source: bytes, package: str) -> None:
         self._package = package
         self.modules: dict[str, None] = {}
         self.perhaps: dict[str, None] = {}
         self.stars: dict[str, None] = {}
         self._bound: dict[str, str] = {}  # names of the source, by which it calls modules
         self._loaders: dict[int, str] = {}  # by line
+        nodes = [*_nodes(ast.parse(source))]
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                self._read_import(node)
+            elif isinstance(node, ast.ImportFrom):
+                self._read_from(node)
+        for node in nodes:
+            if isinstance(node, ast.Attribute):
+                self._read_attribute(node)
+            elif isinstance(node, ast.Name) and node.id in _LOADER_NAMES:
+                self._note(node.id, node.lineno)
 
-    def note(self, what: str, line: int) -> None:
+    @property
+    def obstacle(self) -> str:
+        """A call or module that loads code by name, with its line; "" without one."""
+        line = min(self._loaders, default=0)
+        return f"{self._loaders[line]} in line {line}" if line else ""
+
+    def _note(self, what: str, line: int) -> None:
         self._loaders.setdefault(line, what)
 
-    def obstacle(self) -> str:
-        if not self._loaders:
-            return ""
-        line = min(self._loaders)
-        return f"{self._loaders[line]} in line {line}"
-
-    def read_import(self, node: ast.Import) -> None:
+    def _read_import(self, node: ast.Import) -> None:
         for alias in node.names:
             self._module(alias.name, node.lineno)
             first = alias.name.partition(".")[0]
             self._bound[alias.asname or first] = alias.name if alias.asname else first
 
-    def read_from(self, node: ast.ImportFrom) -> None:
+    def _read_from(self, node: ast.ImportFrom) -> None:
         name = node.module or ""
         if node.level:
             parents = self._package.split(".")
@@ -131,13 +118,13 @@ class _Reader:
                 self.stars[name] = None
                 continue
             if alias.name in _LOADER_ATTRIBUTES or (name == "sys" and alias.name in _SYSTEM_STATE):
-                self.note(alias.name, node.lineno)
+                self._note(alias.name, node.lineno)
             self.perhaps[f"{name}.{alias.name}"] = None
             self._bound[alias.asname or alias.name] = f"{name}.{alias.name}"
 
-    def read_attribute(self, node: ast.Attribute) -> None:
+    def _read_attribute(self, node: ast.Attribute) -> None:
         if node.attr in _LOADER_ATTRIBUTES:
-            self.note(node.attr, node.lineno)
+            self._note(node.attr, node.lineno)
         steps: list[str] = []
         root: ast.expr = node
         while isinstance(root, ast.Attribute):
@@ -147,7 +134,7 @@ class _Reader:
         if bound is None:
             return
         if bound == "sys" and steps[-1] in _SYSTEM_STATE:
-            self.note(f"sys.{steps[-1]}", node.lineno)
+            self._note(f"sys.{steps[-1]}", node.lineno)
         for name in _beginnings(bound, steps[::-1]):
             self.perhaps[name] = None
 
@@ -155,12 +142,11 @@ class _Reader:
         if name == "__future__":
             return
         if name.partition(".")[0] in _LOADERS:
-            self.note(name, line)
+            self._note(name, line)
         self.modules[name] = None
 
 
 def _nodes(root: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those of blocks that no process runs."""
     waiting = [root]
     while waiting:
         node = waiting.pop()
@@ -170,6 +156,7 @@ def _nodes(root: ast.AST) -> Iterator[ast.AST]:
 
 
 def _beginnings(name: str, steps: list[str]) -> Iterator[str]:
+    # a, [b, c] -> a.b, a.b.c
     for step in steps:
         name = f"{name}.{step}"
         yield name
@@ -180,7 +167,7 @@ def _beginnings(name: str, steps: list[str]) -> Iterator[str]:
 _ENVIRONMENT = frozenset({"feedline", "numpy", "polars", "pyarrow"})
 _MOST_SOURCES = 300  # of one function: each takes some milliseconds to parse
 _CHANGED = "it may have changed since it was imported"
-_NO_IMPORTS = SourceImports((), (), (), "")
+_NO_IMPORTS = SourceImports(b"", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +358,7 @@ class _Search:
                 continue
             with contextlib.suppress(OSError, SyntaxError, ValueError):
                 content = Path(located.file).read_bytes()
-                imports = imports_of(content, name if located.is_package else name.rpartition(".")[0])
+                imports = SourceImports(content, name if located.is_package else name.rpartition(".")[0])
                 for each in (*imports.modules, *imports.perhaps):
                     if each.partition(".")[0] in leading:
                         self.add(each)
@@ -394,7 +381,6 @@ class _Search:
 
 @cache
 def _packages_of(file: str) -> frozenset[str]:
-    """The packages that an installed module may import; none without Python source."""
     try:
         return frozenset(packages_in(Path(file).read_bytes())) if file.endswith(".py") else frozenset()
     except OSError:
@@ -457,7 +443,7 @@ def _read_source(name: str, located: _Located, spec: object) -> _OwnSource:
     imported_ns = _imported_at(name)
     sha256 = hashlib.sha256(content).hexdigest()
     try:
-        imports = imports_of(content, name if located.is_package else name.rpartition(".")[0])
+        imports = SourceImports(content, name if located.is_package else name.rpartition(".")[0])
     except (SyntaxError, ValueError):
         return _OwnSource(spec, sha256, _NO_IMPORTS, "its source cannot be parsed")
     obstacle = f"{imports.obstacle} may load any code" if imports.obstacle else ""

@@ -82,17 +82,17 @@ class _Function:
             raise SpecError(f"{self.name} cannot be called with {given}: {error}") from error
         except ValueError:  # a builtin without a signature
             pass
+        run: Callable[..., pl.Series]
         elements = len(values) == 1 and values[0].kind.listed and (self.per_value or self.form == "numpy")
         if self.form == "expression":
             dtypes = [element_type(value.dtype) if elements else value.dtype for value in values]
-            return self._value(values, self._expression(dtypes), elements=elements)
-        if self.form == "arrow":
-            return self._value(values, self._arrow, elements=elements)
-        for value in values:
-            self._require_numbers(value.kind, elements)
-        return self._value(values, self._numpy, elements=elements)
-
-    def _value(self, values: Sequence[Value], run: Callable[..., pl.Series], *, elements: bool) -> Value:
+            run = self._expression(dtypes)
+        elif self.form == "arrow":
+            run = self._arrow
+        else:
+            run = self._numpy
+            for value in values:
+                self._require_numbers(value.kind, elements)
         if elements:
             lists = values[0].expr.list.eval(map_series(pl.element(), run, self.dtype))
             return Value(expr=lists, dtype=pl.List(self.dtype))
@@ -251,7 +251,6 @@ def _op(name: str, declaration: OpDeclaration, parameters: type[Parameters]) -> 
 
 
 def _declaration(python_call: PythonCall, declared: OpDeclaration | None) -> OpDeclaration:
-    """The declaration in pipeline.yaml or by `user_op`. Raises SpecError unless there is exactly one."""
     here = [key for key in ("form", "gives", "version", "per_value") if getattr(python_call, key) is not None]
     if declared is not None:
         if here:

@@ -46,8 +46,6 @@ class RequiredFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFunction:
-    """A function, and what decides what it computes."""
-
     function: Callable[..., Any]
     code: FunctionCode
 

@@ -151,7 +151,6 @@ def _convert(values: Values, out: Values) -> None:
 
 
 def _validity(bits: pa.Buffer | None, count: int) -> Values:
-    """1 for each value that is valid, 0 for each null, from the validity bits."""
     assert bits is not None
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.int8)
 
@@ -174,7 +173,8 @@ def _buffers(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer
         return series.to_numpy(), None, 0
     array = series.to_arrow()
     validity, data = array.buffers()
-    # validity bits can be sliced at whole bytes only, so up to seven preceding values come along
+    # validity bits can be sliced at whole bytes only, so up to seven preceding values come along: of an array that
+    # begins at 11 those from 8 on, with the bits from byte 1 on, and a lead of 3
     lead = array.offset % 8
     start = (array.offset - lead) * dtype.itemsize
     return np.frombuffer(data, dtype, count=lead + len(array), offset=start), validity.slice(array.offset // 8), lead

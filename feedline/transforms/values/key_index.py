@@ -22,13 +22,10 @@ from feedline.hashing import digest
 from feedline.transforms.values.arrays import Values
 
 # --------------------------------------------------------------------------------------------------------------------
-# Look up ids and strings in a vocabulary, millions of values per second and core. Runs on the workers, inside the
-# pass over a chunk. These structures are built once per process and then only read, by numpy: - ids in a narrow
-# range: a table with an entry for each number of the range (`DirectTable`); - other ids: a cuckoo hash table
-# (`CuckooTable`; Pagh and Rodler, "Cuckoo hashing", 2004). An id lies in one of two cells. A cell holds the id and
-# its result side by side in 16 bytes; - strings: the same table over their 64-bit digests (`StringTable`). Matches
-# are compared byte by byte; those of the vocabulary that share a digest are looked up by Polars. See
-# docs/decisions/history.md.
+# Look up ids and strings, millions per second and core. Tables are built once per process and then only read. Ids in a
+# narrow range have a table with an entry for each number of the range. Other ids lie in one of two cells of a cuckoo
+# hash table (Pagh and Rodler, "Cuckoo hashing", 2004), side by side with their results in 16 bytes. So do the 64-bit
+# digests of strings: matches are compared byte by byte, and strings that share a digest are looked up by Polars.
 
 Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
@@ -374,7 +371,6 @@ def _convert_keys(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series
 
 
 def _number(distinct: pl.DataFrame, name: str) -> tuple[list[_KeyColumn | _KeySpan], tuple[int, ...]]:
-    """Number the values of each column; also the largest number of each."""
     if distinct.width == 1:
         return [_column(distinct.to_series())], (distinct.height,)
     sizes = [series.n_unique() for series in distinct]
@@ -404,6 +400,7 @@ def _column(values: pl.Series) -> _KeyColumn:
 
 
 def _words(numbers: Sequence[Positions], sizes: Sequence[int]) -> Positions:
+    # number 2 of a column and 1 of one with up to 5 values -> 2 * 6 + 1
     words = numbers[0].copy()
     for more, size in zip(numbers[1:], sizes[1:], strict=True):
         np.multiply(words, size + 1, out=words)

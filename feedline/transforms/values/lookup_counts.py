@@ -69,6 +69,7 @@ def sum_of_lookups(of_rows: RowLookups, repeats: Repeats | None) -> tuple[int, i
 def marks_of_lists(marks: np.ndarray[tuple[int], np.dtype[np.bool_]], ends: Repeats) -> Repeats:
     """int64 [lists]: how many elements of each list are marked. marks: of lists laid end to end. ends: int64 [lists],
     where each ends."""
+    # marks [1, 0, 1, 1], ends [2, 2, 4] -> marked elements before each end [1, 1, 3] -> [1, 0, 2]
     places = ends if marks.all() else np.searchsorted(np.flatnonzero(marks), ends)
     counts: Repeats = np.diff(places, prepend=0)
     return counts

@@ -174,7 +174,8 @@ def _row_key(ragged: Ragged, low: int, bits: int, side: int) -> Keys:
 
 
 def _counts_of_runs(keys: Keys, bits: int) -> tuple[Positions, Positions, Positions]:
-    # an id's left keys are even, its right ones odd and adjacent: where both occur, neighbours differ by 1
+    # an id's left keys are even, its right ones odd and adjacent: where both occur, neighbours differ by 1:
+    # id 5 twice on the left and once on the right, keys 10, 10, 11 -> counts 2 and 1
     borders = np.flatnonzero((keys[1:] ^ keys[:-1]) == 1)
     ids = keys[borders]
     single = np.append(0, np.flatnonzero(keys[1:] != keys[:-1]) + 1)  # where runs of one id and side begin

@@ -67,6 +67,7 @@ class Ragged:
 
     def where(self, keep: Mask) -> Ragged:
         """The lists with only the elements where `keep` is true."""
+        # lists of 2 and 1 elements, keep [1, 0, 1] -> ends [0, 1, 1, 2] -> offsets [0, 2, 3] become [0, 1, 2]
         ends = np.concatenate(([0], np.cumsum(keep, dtype=np.int64)))
         holes = None if self.holes is None else self.holes[keep]
         return Ragged(values=self.values[keep], offsets=ends[self.offsets], holes=holes, absent=self.absent)
@@ -205,6 +206,7 @@ def _gathered_slices(series: pl.Series, start: int, stop: int | None) -> pl.Seri
     lengths = np.diff(ends)
     if array.null_count:
         lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    # [-2:] of lists of 3 and 1 elements: from [1, 0] to [3, 1]
     first, last = (
         np.clip(border + lengths if border < 0 else border, 0, lengths) for border in slice_bounds(start, stop)
     )

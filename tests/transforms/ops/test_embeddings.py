@@ -159,10 +159,7 @@ def test_wrong_inputs_are_refused(arrays: Path, arguments: dict[str, Any], colum
             "chunks larger than max_memory: got 1,536 bytes for 64 rows, expected",
         ),
         ({"array": "bare", "ids": "short.parquet"}, "and its ids do not belong together: got 3 ids, expected 1,000"),
-        (
-            {"array": "bare", "ids": "short.parquet", "ids_column": "di"},
-            "short.parquet has no column 'di'. It has id",
-        ),
+        ({"array": "bare", "ids": "short.parquet", "ids_column": "di"}, "short.parquet has no column 'di'. It has id"),
         ({"array": "bare", "ids": "none.parquet"}, "none.parquet does not exist"),
         (
             {"array": "bare", "ids": "compressed"},

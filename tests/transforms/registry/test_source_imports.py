@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.transforms.registry.function_code import imports_of, packages_in
+from feedline.transforms.registry.function_code import SourceImports, packages_in
 
 SOURCE = b"""
 from __future__ import annotations
@@ -34,7 +34,7 @@ class A:
 
 
 def test_all_statements_are_found_and_names_that_may_be_modules() -> None:
-    found = imports_of(SOURCE, "top.sub")
+    found = SourceImports(SOURCE, "top.sub")
     assert set(found.modules) == {
         "os.path",
         "a.b",
@@ -50,7 +50,7 @@ def test_all_statements_are_found_and_names_that_may_be_modules() -> None:
     }
     assert {"c.d.e", "c.d.g", "top.sub.beside", "top.far.h"} <= set(found.perhaps)
     assert {"a.b.c", "a.b.c.d", "c.d.e.x", "os.path", "os.path.join"} <= set(found.perhaps)
-    assert found.stars == ("top.sub.near",)
+    assert [*found.stars] == ["top.sub.near"]
     assert found.obstacle == ""
 
 
@@ -73,19 +73,19 @@ def test_all_statements_are_found_and_names_that_may_be_modules() -> None:
 )
 def test_code_that_is_loaded_by_name_is_an_obstacle(line: str, what: str) -> None:
     number = line.count("\n") + 1
-    assert imports_of(line.encode(), "").obstacle == f"{what} in line {number}"
+    assert SourceImports(line.encode(), "").obstacle == f"{what} in line {number}"
 
 
 @pytest.mark.parametrize(
     "line", ["x.list.eval(y)", "import sys\nsys.version_info", "import re\nre.compile('a')", "path.modules", "'eval'"]
 )
 def test_similar_names_are_none(line: str) -> None:
-    assert imports_of(line.encode(), "").obstacle == ""
+    assert SourceImports(line.encode(), "").obstacle == ""
 
 
 def test_a_source_that_does_not_parse_is_an_error() -> None:
     with pytest.raises(SyntaxError):
-        imports_of(b"def", "")
+        SourceImports(b"def", "")
 
 
 def test_packages_are_found_without_parsing() -> None:

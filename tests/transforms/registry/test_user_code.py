@@ -77,12 +77,7 @@ def test_every_form(
 @pytest.mark.parametrize(
     ("function", "declared", "column", "words"),
     [
-        (
-            "shorter",
-            {"gives": "float32", "form": "numpy"},
-            "price",
-            "must return a value for each row: got 2 for 3",
-        ),
+        ("shorter", {"gives": "float32", "form": "numpy"}, "price", "must return a value for each row: got 2 for 3"),
         ("doubled", {"gives": "float64", "form": "numpy"}, "price", "must return float64: got float32. Cast it there"),
         ("doubled", {"gives": "float32", "form": "numpy"}, "cost", "holds a null: got 1 nulls in 3 values"),
         ("matrix", {"gives": "float32", "form": "numpy"}, "price", "a numpy array of one dimension: got 2 dimensions"),

@@ -1,26 +1,19 @@
-"""Ops against other libraries, and on values at the edge of their types.
-
-The oracles are numpy in float64, pandas, scipy and scikit-learn; for ids beyond int64 and scores that are not finite,
-plain Python.
-"""
+"""Ops at the edge of types: ids beyond int64, numbers that are not finite, decimals, values below null lists."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from decimal import Decimal
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from op_oracles import FLOAT_LISTS, combined, run, same
-from reference_hash import cross_of, hash_of, sigrid_of
-
-# by other libraries
-
-
-# at the edge of types
+from reference_hash import cross_of
 
 BIG = [2**64 - 1, 2**63, 2**63 - 1, 0, 1, 7]
 UINT_LISTS = pl.List(pl.UInt64())
@@ -63,17 +56,6 @@ def test_ids_beyond_int64_in_two_lists():
 def test_ids_beyond_int64_in_one_list():
     given = pl.Series(LEFT, dtype=UINT_LISTS)
 
-    def each(function: Any) -> list[Any]:
-        return [None if row is None else [None if i is None else function(i) for i in row] for row in LEFT]
-
-    assert combined("hash_bucket", 997, given)[0] == each(lambda i: hash_of(i) % 997)
-    assert combined("modulo", 1000, given)[0] == each(lambda i: i % 1000)
-    sigrid = {"salt": 5, "max_value": 10**6}
-    assert combined("sigrid_hash", sigrid, given)[0] == each(lambda i: sigrid_of(i, 5, 10**6))
-    table = {"keys": [2**64 - 1, 2**63], "values": [5, 6], "default": -1}
-    assert combined("map_id", table, given)[0] == each(lambda i: {2**64 - 1: 5, 2**63: 6}.get(i, -1))
-    assert combined("clip", {"max": 2**63}, given)[0] == each(lambda i: min(i, 2**63))
-    assert combined("bucketize", [7, 2**63], given)[0] == each(lambda i: (i > 7) + (i > 2**63))
     assert combined("first_x", 2, given)[0] == [None if row is None else row[:2] for row in LEFT]
     assert combined("list_slice", -2, given)[0] == [None if row is None else row[-2:] for row in LEFT]
     assert combined("enumerate", None, given)[0] == [None if row is None else [*range(len(row))] for row in LEFT]
@@ -128,24 +110,45 @@ def test_vectors_that_are_not_finite():
     same(combined("column_similarity", None, vectors, ones)[0], [NAN, NAN, 0.0, 7 / math.sqrt(50)], close=1e-6)
 
 
-def test_numbers_that_are_not_finite():
-    odd = pl.Series([NAN, INF, -INF, -0.0, None], dtype=pl.Float32)
-    for op, arguments, expected in (
-        ("fill_null", 5, [NAN, INF, -INF, -0.0, 5.0]),
-        ("fill_nonfinite", 5, [5.0, 5.0, 5.0, -0.0, None]),
-        ("clip", {"min": -3, "max": 3}, [NAN, 3.0, -3.0, -0.0, None]),
-        ("log1p", None, [NAN, INF, NAN, -0.0, None]),
-        ("log", None, [NAN, INF, NAN, -INF, None]),
-        ("standardize", {"mean": 1, "std": 2}, [NAN, INF, -INF, -0.5, None]),
-        ("box_cox", 2, [NAN, INF, NAN, -0.5, None]),
-        ("logit", {"eps": 0}, [NAN, NAN, NAN, -INF, None]),
-        ("bucketize", [0, 1], [None, 2, 0, 0, None]),
-        ("cast", {"to": "int32", "strict": False}, [None, None, None, 0, None]),
-        ("cast", "float64", [NAN, INF, -INF, -0.0, None]),
-    ):
-        same(run(op, arguments, odd).to_list(), expected)
-        lists = pl.Series([odd.to_list(), None, []], dtype=FLOAT_LISTS)
-        same(run(op, arguments, lists).to_list(), [expected, None, []])
-    same(run("expr", "x + 1", odd).to_list(), [NAN, INF, -INF, 1.0, None])
-    padded = combined("pad", {"length": 4, "value": -1}, pl.Series([[NAN, None, -0.0]], dtype=FLOAT_LISTS))[0]
-    same(padded, [[NAN, None, -0.0, -1.0]])
+def test_decimals_are_numbers():
+    prices = pl.Series([Decimal("0.50"), None, Decimal("3.25")])
+    assert run("clip", {"min": 1, "max": 2}, prices).to_list() == [1.0, None, 2.0]
+    assert run("bucketize", [0.5, 3], prices).to_list() == [0, None, 2]
+    assert run("cast", "int64", prices).to_list() == [0, None, 3]
+
+
+def test_half_floats_are_numbers():
+    halves = pl.Series([0.5, None, -2.0], dtype=pl.Float16)
+    assert run("clip", {"min": 0, "max": 1}, halves).to_list() == [0.5, None, 0.0]
+
+
+def test_values_under_a_null_list_do_not_count():
+    """Arrow allows elements under a null; a strict cast must not look at them, and no op may bring them back."""
+    hidden = pa.LargeListArray.from_buffers(
+        pa.large_list(pa.float64()),
+        3,
+        [pa.py_buffer(b"\x05"), pa.py_buffer(np.array([0, 1, 2, 3], dtype=np.int64))],
+        children=[pa.array([1.0, math.nan, 2.0])],
+    )
+    series = pl.Series(hidden)
+    assert run("cast", "int64", series).to_list() == [[1], None, [2]]
+    assert run("bucketize", [1.5], series).to_list() == [[0], None, [1]]
+    assert run("clip", {"max": 1}, series).to_list() == [[1.0], None, [1.0]]
+    assert run("first_x", 1, series).to_list() == [[1.0], None, [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        *(("fill_null", 3), ("clip", {"min": 2, "max": 50}), ("log1p", None), ("log", None), ("logit", 0.01)),
+        *(("box_cox", {"power": 0.3, "shift": 1}), ("standardize", {"mean": 3, "std": 2}), ("cast", "float32")),
+        *(("bucketize", [2, 5, 5, 70]), ("expr", "x")),
+    ],
+)
+def test_float32_does_not_depend_on_where_a_part_begins(op: str, arguments: object):
+    """Vectorised loops end in other instructions than they begin with; the bits must be the same."""
+    series = pl.Series("a", np.random.default_rng(0).gamma(2.0, 20.0, 1000).astype(np.float32))
+    whole = run(op, arguments, series)
+    for start in (1, 2, 3, 5, 17):
+        for stop in (start + 1, start + 7, 998, 1000):
+            assert run(op, arguments, series[start:stop]).equals(whole[start:stop])
