@@ -259,7 +259,6 @@ class RankFeeder:
             most_workers=None,
             wait_fraction=min(1.0, (stalled_s - stalled_before_s) / passed_s),
             starved=self.waiting,
-            steps_ready=self._ready,
             blocks_in_flight=self.window.in_flight,
             block_s=self.window.block_s,
             blocks_per_s=(self.stats.blocks - blocks) / passed_s,

@@ -96,7 +96,6 @@ class Demand:
             most_workers=None if workers is None else workers.max,
             wait_fraction=load.wait_fraction,
             starved=load.starved,
-            steps_ready=load.steps_ready,
             blocks_in_flight=load.blocks_in_flight,
             block_s=load.block_s,
             blocks_per_s=load.blocks_per_s,

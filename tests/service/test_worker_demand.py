@@ -92,7 +92,7 @@ def test_a_cluster_that_changes_all_the_time_does_not_keep_a_waiting_trainer_fro
     for second in range(60):
         workers = 100 + second // 3 % 2
         size = ClusterSize(workers=workers, threads=2 * workers)
-        answer = JobAnswer(now_s=0.0, virtual_start_s=0.0, threads=2.0 * workers / 100, workers=workers, jobs=50)
+        answer = JobAnswer(now_s=0.0, virtual_start_s=0.0, threads=2.0 * workers / 100)
         reports.append(demand.look({1: waiting(second)}, float(second), size, answer))
     assert reports[-1].wait_fraction > 0.4
     assert reports[-1].demand_threads >= 4.0
@@ -147,5 +147,5 @@ def test_cores_of_hosts(workers: list[Any], cores: int):
 def test_a_job_can_count_on_its_share_of_the_cores(threads: int, all_threads: int, cores: float):
     share = FairShare()
     assert share.cores(threads, all_threads) == 0.0, "unknown"
-    share.update(JobAnswer(now_s=0.0, virtual_start_s=0.0, threads=2.0, workers=4, jobs=2, cores=16), 0.0)
+    share.update(JobAnswer(now_s=0.0, virtual_start_s=0.0, threads=2.0, cores=16), 0.0)
     assert share.cores(threads, all_threads) == cores

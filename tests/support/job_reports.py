@@ -15,7 +15,6 @@ REPORT = JobReport(
     most_workers=8,
     wait_fraction=0.25,
     starved=False,
-    steps_ready=2,
     blocks_in_flight=5,
     block_s=0.5,
     blocks_per_s=4.0,

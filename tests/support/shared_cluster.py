@@ -97,7 +97,6 @@ class _Feeder:
             most_workers=None,
             wait_fraction=waits,
             starved=self.asked_s is not None,
-            steps_ready=len(self.done),
             blocks_in_flight=self.submitted - self.step,
             block_s=self.window.block_s,
             blocks_per_s=recent / window_s,

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from feedline.errors import FeederError
 
 # Raise it with every change of a message; a test holds the messages of each version.
-WIRE_VERSION = 20
+WIRE_VERSION = 21
 
 T = TypeVar("T")
 

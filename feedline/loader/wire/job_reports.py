@@ -16,11 +16,11 @@ class JobReport:
     """The load of one feeder. job: the same for all feeders of a job; feeder: unique per process.
 
     ranks: trainers that it serves. share: `cluster.share`. demand_threads: threads of workers that its trainers need to
-    wait for no block. least_workers, most_workers: limits of `cluster.workers` (None: no limit).
-    wait_fraction: of the last seconds, in which a trainer's next step waited for a block; starved: it does now.
-    steps_ready: finished batches that wait in the rings. block_s: median computing time of a block. blocks_per_s:
-    blocks that were finished for this feeder, per second of late. busy_s_total: seconds of computing of all blocks.
-    route: digest of the route that the feeder has; see `routes.py`. client: the id of its Dask client.
+    wait for no block. least_workers, most_workers: limits of `cluster.workers` (None: no limit). wait_fraction: of the
+    last seconds, in which a trainer's next step waited for a block; starved: it does now. block_s: median computing
+    time of a block. blocks_per_s: blocks that were finished for this feeder, per second of late. busy_s_total: seconds
+    of computing of all blocks. route: digest of the route that the feeder has; see `routes.py`. client: the id of its
+    Dask client.
     """
 
     job: str
@@ -33,7 +33,6 @@ class JobReport:
     most_workers: int | None
     wait_fraction: float
     starved: bool
-    steps_ready: int
     blocks_in_flight: int
     block_s: float
     blocks_per_s: float
@@ -47,15 +46,13 @@ class JobAnswer:
     """The scheduler's answer to a report.
 
     now_s: the scheduler's clock. virtual_start_s: of this job, in seconds of that clock. threads: this feeder's fair
-    part of the cluster's threads. workers, jobs: of the cluster; cores: of its hosts, each counted once. route: the
+    part of the cluster's threads. cores: of the cluster's hosts, each counted once. route: the
     workers that may compute this feeder's blocks (empty: all); None: those that it has by its report.
     """
 
     now_s: float
     virtual_start_s: float
     threads: float
-    workers: int
-    jobs: int
     cores: int = 0
     route: tuple[str, ...] | None = ()
 

@@ -176,8 +176,6 @@ class JobBook:
             now_s=now_s,
             virtual_start_s=self._virtual_starts.advance(report, shares.job_threads.get(report.job, threads), now_s),
             threads=threads,
-            workers=size.workers,
-            jobs=len(shares.job_threads),
             cores=size.cores,
             route=None if report.route == route_digest(route) else tuple(sorted(route)),
         )

@@ -31,7 +31,7 @@ def test_a_job_that_has_used_more_than_its_share_comes_last_and_a_dead_one_leave
         assert abs(greedy.now_s() - now_s) < 60, "asked when it connected"
         greedy.dask.reporter.report = REPORT
         assert eventually(lambda: greedy.share.answer)
-        ahead = JobAnswer(now_s=now_s, virtual_start_s=now_s + 4, threads=1.0, workers=1, jobs=2)
+        ahead = JobAnswer(now_s=now_s, virtual_start_s=now_s + 4, threads=1.0)
         greedy.share.update(ahead, 0.0)
         monkeypatch.setattr(greedy, "now_s", lambda: now_s)
         monkeypatch.setattr(modest, "now_s", lambda: now_s + 1)
