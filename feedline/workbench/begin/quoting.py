@@ -1,4 +1,4 @@
-"""Quote names, strings and times for YAML and for the expression language.
+"""Quote names, strings and times for YAML and for the expression language, and write figures as people read them.
 
 Pure. Column names may hold anything that Parquet holds: spaces, dots, quotes, line breaks, `${`, braces.
 """
