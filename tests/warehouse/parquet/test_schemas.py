@@ -25,6 +25,7 @@ VALUES: dict[pa.DataType, list[Any]] = {
     pa.string(): ["ä", None],
     pa.large_string(): ["b"],
     pa.dictionary(pa.int8(), pa.string()): ["c"],
+    pa.dictionary(pa.int8(), pa.int16()): [3, 4],
     pa.binary(): [b"\xff"],
     pa.large_binary(): [b"x"],
     pa.binary(2): [b"ab"],
@@ -38,6 +39,7 @@ VALUES: dict[pa.DataType, list[Any]] = {
     pa.list_(pa.int16(), 2): [[1, 2]],
     pa.list_(pa.dictionary(pa.int32(), pa.string())): [["x"]],
     pa.list_(pa.string()): [["x", None]],
+    pa.list_(pa.null()): [[None], []],
     pa.struct({"a": pa.int8(), "b": pa.string()}): [{"a": 1, "b": "x"}],
     pa.struct({"a": pa.int64(), "c": pa.float32()}): [{"a": 2**40, "c": 0.5}],
     pa.map_(pa.string(), pa.int32()): [[("k", 1)]],
@@ -82,26 +84,46 @@ def test_order_of_the_two_does_not_matter(a: pa.DataType, b: pa.DataType) -> Non
         assert ours == theirs
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        (pa.uint8(), pa.int8(), pa.int16()),
-        (pa.uint64(), pa.int64(), None),
-        (pa.int32(), pa.float64(), None),
-        (pa.int64(), pa.string(), None),
-        (pa.bool_(), pa.int8(), None),
-        (pa.string(), pa.binary(), None),
-        (pa.date32(), pa.timestamp("us"), None),
-        (pa.timestamp("ms"), pa.timestamp("ns"), pa.timestamp("ns")),
-        (pa.timestamp("ms"), pa.timestamp("ms", "UTC"), None),
-        (pa.timestamp("ms", "UTC"), pa.timestamp("us", "Europe/Berlin"), pa.timestamp("us", "UTC")),
-        (pa.decimal128(38, 0), pa.decimal128(9, 4), pa.decimal256(42, 4)),
-        (pa.list_(pa.int32()), pa.large_list(pa.int8()), pa.large_list(pa.int32())),
-        (pa.list_(pa.int32()), pa.int32(), None),
-        (pa.list_(pa.int32()), pa.struct({"a": pa.int32()}), None),
-        (pa.list_(pa.field("e", pa.int8(), nullable=False)), pa.list_(pa.int8()), pa.list_(pa.int8())),
-    ],
-)
+RULES = [
+    (pa.null(), pa.string(), pa.string()),
+    (pa.int8(), pa.int64(), pa.int64()),
+    (pa.uint8(), pa.uint32(), pa.uint32()),
+    (pa.uint8(), pa.int8(), pa.int16()),
+    (pa.uint32(), pa.int8(), pa.int64()),
+    (pa.uint64(), pa.int64(), None),
+    (pa.float32(), pa.float64(), pa.float64()),
+    (pa.int32(), pa.float64(), None),
+    (pa.int64(), pa.string(), None),
+    (pa.bool_(), pa.int8(), None),
+    (pa.string(), pa.large_string(), pa.large_string()),
+    (pa.dictionary(pa.int8(), pa.string()), pa.string(), pa.string()),
+    (pa.dictionary(pa.int8(), pa.int16()), pa.int64(), pa.int64()),
+    (pa.string(), pa.binary(), None),
+    (pa.binary(), pa.large_binary(), pa.large_binary()),
+    (pa.binary(2), pa.binary(), pa.large_binary()),
+    (pa.date32(), pa.timestamp("us"), None),
+    (pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("us")),
+    (pa.timestamp("ms"), pa.timestamp("ns"), pa.timestamp("ns")),
+    (pa.timestamp("ms"), pa.timestamp("ms", "UTC"), None),
+    (pa.timestamp("ms", "UTC"), pa.timestamp("us", "Europe/Berlin"), pa.timestamp("us", "UTC")),
+    (pa.decimal128(5, 2), pa.decimal128(9, 4), pa.decimal128(9, 4)),
+    (pa.decimal128(38, 0), pa.decimal128(9, 4), pa.decimal256(42, 4)),
+    (pa.list_(pa.int32()), pa.large_list(pa.int64()), pa.large_list(pa.int64())),
+    (pa.list_(pa.int16(), 2), pa.list_(pa.int32()), pa.list_(pa.int32())),
+    (pa.list_(pa.null()), pa.list_(pa.string()), pa.list_(pa.string())),
+    (pa.list_(pa.int32()), pa.int32(), None),
+    (pa.list_(pa.int32()), pa.struct({"a": pa.int8(), "b": pa.string()}), None),
+    (pa.list_(pa.field("e", pa.int8(), nullable=False)), pa.list_(pa.int8()), pa.list_(pa.int8())),
+    (
+        pa.struct({"a": pa.int8(), "b": pa.string()}),
+        pa.struct({"a": pa.int64(), "c": pa.float32()}),
+        pa.struct({"a": pa.int64(), "b": pa.string(), "c": pa.float32()}),
+    ),
+    (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.int64())),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "expected"), RULES)
 def test_rules(a: pa.DataType, b: pa.DataType, expected: pa.DataType | None) -> None:
     assert merge(a, b) == expected
 
