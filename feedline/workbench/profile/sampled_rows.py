@@ -151,7 +151,7 @@ def _read(request: SampleRequest, selection: Selection, report: Callable[[int, i
             break
         limit = budget.rows_of(len(chosen) - index)
         try:
-            found, all_rows = _pieces(request, selection, row_group, limit, budget)
+            more, all_rows = _pieces(request, selection, row_group, limit, budget)
         except StoreError:
             raise
         except (TableError, DataError) as error:
@@ -160,8 +160,8 @@ def _read(request: SampleRequest, selection: Selection, report: Callable[[int, i
             whole = False
         else:
             whole = whole and all_rows
-            groups += [len(read)] * len(found)
-            pieces += found
+            groups += [len(read)] * len(more)
+            pieces += more
             read.append(row_group)
         report(index + 1, len(chosen))
     rows = [piece.num_rows for piece in pieces]
@@ -229,24 +229,24 @@ def _first_pieces(
 ) -> tuple[list[pa.RecordBatch], bool]:
     """`limit` rows of a row group in pieces that are spread over the first `most_chunks` chunks."""
     stored = int(request.snapshot.rows_per_row_group[row_group])
+    # 100 of 50,000 rows: chunks of 25, of the first 800 rows the chunks 0, 10, 20 and 31
     chunk_rows = max(min(-(-limit // min(_PIECES, most_chunks)), stored), 1)
-    # of the row group's rows, those that chunks are spread over
-    reached = min(stored, _DECODED * limit, most_chunks * chunk_rows)
-    chunks = -(-reached // chunk_rows)
-    kept_chunks = set(np.linspace(0, chunks - 1, min(chunks, -(-limit // chunk_rows))).astype(int).tolist())
+    reach = min(stored, _DECODED * limit, most_chunks * chunk_rows)
+    chunks = -(-reach // chunk_rows)
+    numbers = set(np.linspace(0, chunks - 1, min(chunks, -(-limit // chunk_rows))).astype(int).tolist())
     if request.where is not None and int(selection.rows[row_group]) != stored:
-        kept_chunks = set(range(chunks))  # how many rows a chunk will yield is not known
+        numbers = set(range(chunks))  # how many rows a chunk will yield is not known
     pieces: list[pa.RecordBatch] = []
-    decoded = kept = found = 0
+    decoded_rows = selected_rows = piece_rows = 0
     with closing(_decoded(request, selection, row_group, chunk_rows)) as decoding:
         for index, (rows, data) in enumerate(decoding):
-            decoded, found = decoded + rows, found + data.num_rows
-            if index in kept_chunks and data.num_rows:
-                pieces.append(data.slice(0, limit - kept))
-                kept += pieces[-1].num_rows
-            if kept >= limit or decoded >= reached:
+            decoded_rows, selected_rows = decoded_rows + rows, selected_rows + data.num_rows
+            if index in numbers and data.num_rows:
+                pieces.append(data.slice(0, limit - piece_rows))
+                piece_rows += pieces[-1].num_rows
+            if piece_rows >= limit or decoded_rows >= reach:
                 break
-    return pieces, decoded >= stored and kept == found
+    return pieces, decoded_rows >= stored and piece_rows == selected_rows
 
 
 def _decoded(
