@@ -253,8 +253,8 @@ MUTATIONS = (
     Mutation(
         "transforms/registry",
         "weights-nobody-takes",
-        "kind.element in self.takes and (self.weighted or not kind.weighted)",
-        "kind.element in self.takes",
+        "_fits(kind, self.takes, self.lists) and (self.weighted or not kind.weighted)",
+        "_fits(kind, self.takes, self.lists)",
         "an op that takes no weights accepts a weighted list and loses them",
     ),
     Mutation(
