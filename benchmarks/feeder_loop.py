@@ -37,6 +37,7 @@ from feedline.loader.wire.ring_messages import BeginStream, PlanAnswer, PlanRequ
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
 from feedline.service.cluster.open_cluster import ThreadCluster
+from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import SessionSetup, TrainerSession
@@ -58,16 +59,7 @@ class ReadyBlocks(ThreadCluster):
     """A cluster whose blocks are ready: those of the plan's first epoch."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(
-            ClusterSpec(dashboard=False),
-            threads=2,
-            scratch=None,
-            early=True,
-            elastic=False,
-            report=None,
-            metrics=None,
-            code=(),
-        )
+        super().__init__(ClusterRequest(ClusterSpec(dashboard=False), threads=2, early=True))
         schedule = plan.source.schedule(0)
         requests = [plan.request(block, 0) for lane in range(plan.lanes) for block in schedule.blocks(lane)]
         self._results = {request: run_block(plan.source.job, request, "block", False) for request in requests}
