@@ -25,11 +25,7 @@ from snapshots import snapshot_of_links, write_pipeline, write_table
 from feedline.config import load_spec
 from feedline.loader.launcher import meeting_name
 from feedline.loader.ring.client import FeederClient
-from feedline.loader.ring.launch import (
-    FeederAccess,
-    HostLaunch,
-    feeder_command,
-)
+from feedline.loader.ring.launch import FeederAccess, FeederTask, HostLaunch, feeder_command
 from feedline.loader.wire.facts import Hello
 from feedline.pipeline import Pipeline
 from feedline.resources.cgroups import available_cores
@@ -61,7 +57,7 @@ def rows_per_s(path: Path, ranks: int, batch_size: int) -> float:
 def feeder_bytes(path: Path, ranks: int) -> int:
     """Private memory of the feeder of so many ranks, each of which has had a few batches."""
     spec = load_spec(path)
-    command = feeder_command(spec, ranks=(), world_size=ranks, local_ranks=ranks, cores=available_cores())
+    command = feeder_command(spec, FeederTask(ranks=(), world_size=ranks, local_ranks=ranks, cores=available_cores()))
     name, round = meeting_name(f"benchmark-{os.getpid()}", ranks, {})
     access = FeederAccess(command=command, host=HostLaunch(name=name, round=round, command=command))
     feeds = [FeederClient(access) for _ in range(ranks)]

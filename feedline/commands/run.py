@@ -28,7 +28,7 @@ from feedline.loader.launcher import detect_rank, meeting_name
 from feedline.loader.plan_descriptions import describe_bad_files, summary_of
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.launch import FeederAccess, FeederCommand, HostLaunch, feeder_command
+from feedline.loader.ring.launch import FeederAccess, FeederCommand, FeederTask, HostLaunch, feeder_command
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.loader.wire.facts import BadFileFacts, BlockStats, FeederEvent, FeederStats, Hello, PlanFacts, SourceFacts
 from feedline.loader.wire.run_status import planning_state
@@ -240,8 +240,7 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
     """A feeder of these ranks, or, of none, one whose trainers name them."""
     local_ranks = len(request.ranks)
     cores = rank_cores(local_ranks) if len(ranks) == 1 else available_cores()
-    return feeder_command(
-        request.spec,
+    task = FeederTask(
         ranks=ranks,
         world_size=request.world_size,
         local_ranks=local_ranks,
@@ -249,6 +248,7 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
         column_group=request.column_group,
         epochs=request.spec.epochs,
     )
+    return feeder_command(request.spec, task)
 
 
 def feeder_accesses(request: RunRequest) -> dict[int, FeederAccess]:

@@ -24,7 +24,7 @@ from feedline.config import load_spec
 from feedline.errors import FeederError
 from feedline.loader.launcher import meeting_name
 from feedline.loader.ring import feeder_source
-from feedline.loader.ring.launch import HostLaunch, feeder_command
+from feedline.loader.ring.launch import FeederTask, HostLaunch, feeder_command
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.ring_messages import EpochDone
 
@@ -224,7 +224,7 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FEEDLINE_COMMAND", command)
             counts = {"world_size": RANKS, "local_ranks": RANKS, "cores": 1}
-            command = feeder_command(load_spec(path), ranks=(), **counts)
+            command = feeder_command(load_spec(path), FeederTask(ranks=(), **counts))
             name, round = meeting_name(launch, RANKS, {})
             feeder = feeder_source.attach(
                 HostLaunch(name=name, round=round, command=command), reported=set(), unless=lambda: False

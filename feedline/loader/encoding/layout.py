@@ -268,9 +268,8 @@ class SlotLayout:
         self.header_words = len(_HEADER) + len(self.sparse) + len(self.extra) + len(schema.dedup)
         self.header_struct = struct.Struct(f"<{self.header_words}q")
         self._extra_bytes = tuple(np.dtype(column.dtype).itemsize if column.dtype else 0 for column in self.extra)
-        self._last_matrices = self._place_matrices(
-            0
-        )  # of the last number of rows: nearly always that of the next batch
+        # Of the last number of rows: nearly always that of the next batch.
+        self._last_matrices = self._place_matrices(0)
 
     def place_matrices(self, rows: int) -> MatrixOffsets:
         """Offsets of the sections before the values: the same for every batch of that many rows, unless features are

@@ -16,8 +16,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -178,30 +177,33 @@ def await_end(process: subprocess.Popen[Any], *, within_s: float) -> None:
         process.wait()
 
 
-def feeder_command(
-    spec: PipelineSpec,
-    *,
-    ranks: Sequence[int],
-    world_size: int,
-    local_ranks: int,
-    cores: int,
-    cpus: Collection[int] = (),
-    column_group: Sequence[str] = (),
-    epochs: int = 0,
-) -> FeederCommand:
-    """How to start a feeder of a spec: the ranks that it serves (none: the trainers name them), the number of ranks in
-    all and on this host, the cores that it may use, the CPUs that it runs on (default: those of the process that starts
-    it), the features of the column group whose trainers it waits for, and the epochs that it serves in all (0: its
-    trainers decide). The first argument names the pipeline in
-    lists of processes."""
-    lists = {"--ranks": ranks, "--cpus": sorted(cpus)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederTask:
+    """What a feeder serves, and with what: its ranks (none: the trainers name them), the number of ranks in all and on
+    this host, the cores that it may use, the CPUs that it runs on (default: those of the process that starts it), the
+    features of the column group whose trainers it waits for, and the epochs that it serves in all (0: its trainers
+    decide)."""
+
+    ranks: Sequence[int]
+    world_size: int
+    local_ranks: int
+    cores: int
+    cpus: Collection[int] = ()
+    column_group: Sequence[str] = ()
+    epochs: int = 0
+
+
+def feeder_command(spec: PipelineSpec, task: FeederTask) -> FeederCommand:
+    """How to start a feeder of a spec. The first argument names the pipeline in lists of processes."""
+    lists = {"--ranks": task.ranks, "--cpus": sorted(task.cpus)}
     words = [word for name, each in lists.items() if each for word in (name, ",".join(map(str, each)))]
-    words += ["--features", json.dumps(list(column_group))] if column_group else []
-    counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores, "--epochs": epochs}
+    words += ["--features", json.dumps(list(task.column_group))] if task.column_group else []
+    counts = {"--world-size": task.world_size, "--local-ranks": task.local_ranks}
+    counts |= {"--cores": task.cores, "--epochs": task.epochs}
     return FeederCommand(
         arguments=[str(Path(spec.file).absolute()), *words, *(str(word) for item in counts.items() for word in item)],
         pipeline=spec.packed(),
-        environment=feeder_environment(spec, cores=cores),
+        environment=feeder_environment(spec, cores=task.cores),
         exit_s=_PROVIDER_EXIT_S if spec.cluster.kind == "provider" else EXIT_S,
     )
 
@@ -209,14 +211,16 @@ def feeder_command(
 def feeder_access(spec: PipelineSpec, ranks: RankInfo, column_group: Sequence[str] = ()) -> FeederAccess:
     """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own; each serves ranks of the
     same column group."""
-    command = partial(feeder_command, spec, world_size=ranks.world_size, local_ranks=ranks.local_ranks)
+    cores = rank_cores(ranks.local_ranks)
+    task = FeederTask(ranks=[ranks.rank], world_size=ranks.world_size, local_ranks=ranks.local_ranks, cores=cores)
     job, host = job_fingerprint(spec, column_group), None
     if spec.feeder == "host" and ranks.local_ranks > 1:
         name, round = meeting_name(job, ranks.world_size, os.environ)
         cpus = launcher_affinity()  # the rank that starts the feeder may be bound to a few of them
-        host = HostLaunch(name=name, round=round, command=command(ranks=(), cores=available_cores(cpus), cpus=cpus))
+        of_host = replace(task, ranks=(), cores=available_cores(cpus), cpus=cpus)
+        host = HostLaunch(name=name, round=round, command=feeder_command(spec, of_host))
     return FeederAccess(
-        command=command(ranks=[ranks.rank], cores=rank_cores(ranks.local_ranks)),
+        command=feeder_command(spec, task),
         attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
         host=host,
     )
