@@ -68,11 +68,6 @@ def test_other_names_are_refused(names: Any, message: str):
         choose_features(spec_of(**FEATURES), names)
 
 
-def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(SpecError, match=r"'row', 'dense', 'sparse', 'extra'\. Did you mean 'price'\?$"):
-        choose_features(spec_of(**FEATURES), ["prise"])
-
-
 def test_an_unknown_name_names_the_section_of_the_file(tmp_path: Path):
     path = tmp_path / "p.yaml"
     path.write_text("version: 1\nname: p\nsource: {table: t}\nfeatures:\n  dense: {price: []}\nbatch: {size: 2}\n")

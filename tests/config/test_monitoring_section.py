@@ -76,6 +76,7 @@ def test_feeders_and_trainers_that_differ_in_them_meet():
         ("metrics: {port: 9400}", "metrics.port: unknown key: got 'port', expected one of 'listen', 'dir'"),
         ("metrics: a:1\nfeeder: rank", "p.yaml:7:10: metrics: one port is not enough for a feeder of each rank: got"),
         ("traces: collector", "traces.endpoint: must be the URL of an OTLP collector, http://host:port or https"),
+        ("traces: 'http://a:x'", "traces.endpoint: must be the URL of an OTLP collector"),
         ("traces: false", "keys endpoint, sample: got false. Write off"),
         ("traces: {sample: 0}", "traces.sample: must be greater than 0: got 0"),
     ],

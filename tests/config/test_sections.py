@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from feedline.config import PipelineSpec
 from feedline.config.cluster_section import ClusterSpec, TlsSpec, WorkersSpec, is_loopback, scheduler_address
-from feedline.config.sections import ShuffleSpec, parse_bytes, resolve_path, section_at
+from feedline.config.sections import parse_bytes, resolve_path
 from feedline.config.source_section import SourceSpec
 
 TLS = {"ca": "/ca", "cert": "/cert", "key": "/key"}
@@ -170,11 +169,3 @@ def test_tables():
         assert "a path or URI" in refused(SourceSpec, table=wrong)
     for wrong in ("", " ", "a\0b", ["a", ""]):
         assert "a non-empty string" in refused(SourceSpec, table=wrong)
-
-
-def test_the_model_at_a_path():
-    assert section_at(PipelineSpec, ()) is PipelineSpec
-    assert section_at(PipelineSpec, ("shuffle",)) is ShuffleSpec
-    assert section_at(PipelineSpec, ("cluster", "tls")) is TlsSpec
-    assert section_at(PipelineSpec, ("cluster", "threads")) is None
-    assert section_at(PipelineSpec, ("nothing", "here")) is None

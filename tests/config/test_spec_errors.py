@@ -40,6 +40,23 @@ from feedline.errors import SpecError
         ),
         ("split_rows: 100", "split_rows: 1e5", "must be an integer: got 100000.0. Write 100000"),
         ("split_rows: 100", "split_rows: 18446744073709551615", "must be at most 9223372036854775807"),
+        *(
+            ("batch:", f"dedup: {{{groups}}}\nbatch:", message)
+            for groups, message in [
+                (
+                    "u: {columns: [a, 'h_{0..1}', h_1]}",
+                    "p.yaml:24:38: dedup.u.columns[2]: column 'h_1' is named twice in this group. Remove one",
+                ),
+                ("u: {columns: ['h_{2..1}']}", "dedup.u.columns[0]: a range must ascend: got 'h_{2..1}'"),
+                ("u: {columns: [a]}, v: {columns: [b, a]}", "dedup.v.columns: column 'a' is in two groups: got it"),
+                ("u: {columns: []}", "dedup.u.columns: must be a list of columns: got an empty list"),
+                ("u: {columns: [3]}", "dedup.u.columns[0]: must be a column: got 3"),
+                ("u: [a]", "dedup.u: must be a mapping with the key columns: got a list"),
+                ("u: {}", "dedup.u: has no columns: expected the key columns. Write `dedup: {user: {columns:"),
+                ("u: {colums: [a]}", "dedup.u.colums: unknown key of a group: got 'colums', expected one of 'columns'"),
+                ("' ': {columns: [a]}", "the name of a group must not be empty: got ' '"),
+            ]
+        ),
         ("size: 8", "size: '8'", "p.yaml:25:9: batch.size: must be an integer: got '8'. Write 8, without quotes"),
         (
             "tail: pad",

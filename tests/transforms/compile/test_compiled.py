@@ -135,12 +135,6 @@ def test_a_feature_has_the_fingerprint_that_it_has_alone(more: tuple[FeatureSpec
             assert found.alone(index) == (compile_features([each], SCHEMA).fingerprint, ())
 
 
-def test_the_input_is_left_as_it_was():
-    given = frame()
-    compile_features(ALL, SCHEMA).apply(given)
-    assert given.equals(frame(), null_equal=True)
-
-
 def test_unpickling_compiles_again():
     compiled = compile_features(ALL, SCHEMA)
     sent = pickle.dumps(compiled)

@@ -71,18 +71,6 @@ def test_chains_show_their_types(spec: FeatureSpec, shown: str) -> None:
     assert text(spec) == shown
 
 
-def test_the_last_step_matches_the_compiled_feature() -> None:
-    specs = [
-        feature("dense", "price", {"fill_null": 0}, "log1p"),
-        feature("categorical", "item_id", {"hash_bucket": 1000}),
-        feature("sparse", "tags", {"hash_bucket": 100}),
-        feature("extra", "triple"),
-    ]
-    compiled = compile_features(specs, SCHEMA)
-    for chain, output in zip(chains(specs, SCHEMA), compiled.outputs, strict=True):
-        assert (chain.name, chain.group, chain.steps[-1].kind) == (output.name, output.group, output.kind)
-
-
 def test_shared_steps_name_the_sharers() -> None:
     specs = [
         feature("dense", "price", {"fill_null": 0}, "log1p"),

@@ -63,3 +63,9 @@ def test_ids_that_lie_close_take_less_memory():
     assert fitted([pl.Series(range(1000))], max_memory=20_004).facts["values"] == 1000
     with pytest.raises(DataError, match="20,004 bytes"):
         fitted([pl.Series(range(1000))], max_memory=20_003)
+
+
+def test_the_smallest_of_equally_frequent_ids_are_kept():
+    parts = [pl.DataFrame({"value": range(start, 90, 3), "count": [1] * 30}) for start in range(3)]
+    made = learner(pl.Int64(), max_size=4)
+    assert made.finish(parts).table["value"].to_pylist() == [0, 1, 2, 3]

@@ -66,6 +66,7 @@ def test_declarations_are_complete(op: Op):
         (call("fill_null", 300), pl.Int8(), "the value does not fit the column: got 300, expected type int8"),
         (call("fill_null", -1), pl.List(pl.UInt64()), "does not fit the column: got -1, expected type uint64"),
         (call("fill_null", 1e39), pl.Float32(), "does not fit the column"),
+        (call("fill_null", 10**400), pl.Float64(), "does not fit the column"),
         (call("fill_null", 1), pl.Boolean(), "got 1, expected type boolean"),
         (call("fill_null", True), pl.Int64(), "got True, expected type integer"),
         (call("clip", {"max": -1}), pl.UInt64(), "a bound does not fit the column"),
