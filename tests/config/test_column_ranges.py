@@ -27,10 +27,6 @@ def test_how_lists_are_written(text: str, names: tuple[str, ...]):
     assert split_names(text, ranges=True) == names
 
 
-def test_ranges_are_expanded_only_where_they_are_meant():
-    assert split_names("h_{0..2}") == ("h_{0..2}",)
-
-
 @pytest.mark.parametrize("text", ['"a', 'a"b"', '"a"b', 'a,"'])
 def test_a_list_that_ends_within_a_name_is_refused(text: str):
     with pytest.raises(ValueError, match="a list of names is malformed"):

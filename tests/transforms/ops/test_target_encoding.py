@@ -166,6 +166,9 @@ def test_unknown_keys_become_the_mean():
     rows = pl.DataFrame({"shop": [1, 2, 3, None], "row": [1, 2, 3, 4]})
     found = encoded(feature("shop", folds=2, smoothing=1), frame, rows.drop("row"), out_of_fold=False)
     assert found.to_list() == [(1 + 0.25) / 3, 0.25 / 3, 0.25, 0.25]
+    spec = feature("shop", folds=2)
+    fits = fit_frames([spec], frame.to_arrow().schema, [frame])
+    assert compile_features([spec], rows.to_arrow().schema, fits).apply_counting(rows)[1] == {"f": [(4, 2)]}
     of_row = folds_of(rows, ["row"], 2)
     means = [np.mean([clicked for clicked, at in zip([1, 0, 0, 0], of_row, strict=True) if at != f]) for f in of_row]
     out = encoded(feature("shop", folds=2, smoothing=1), frame, rows, out_of_fold=True)
