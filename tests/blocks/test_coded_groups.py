@@ -174,7 +174,7 @@ def test_groups_are_those_computed_on_rows(
 ):
     """And, expanded, the rows of a pipeline without groups, of which quality counts the same."""
     pipeline(table, tmp_path, source=source).fit()
-    assert set(compile_job(pipeline(table, tmp_path, source=source).plan().source.job).coded) == {*CODED, "other"}
+    assert set(compile_job(pipeline(table, tmp_path, source=source).plan().source.job).read.coded) == {*CODED, "other"}
     counter = Counter(monkeypatch)
     coded = outcome(pipeline(table, tmp_path, source=source))
     expanded = outcome(pipeline(table, tmp_path, source=source), expanded=True)
@@ -224,7 +224,7 @@ def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, mo
     }
     counter = Counter(monkeypatch)
     made = pipeline(table, tmp_path, **changes)
-    assert compile_job(made.plan().source.job).coded == {"word": 0, "history": 0, "other": 0, "tags": 0}
+    assert compile_job(made.plan().source.job).read.coded == {"word": 0, "history": 0, "other": 0, "tags": 0}
     coded = outcome(made)
     assert counter.columns >= {"history", "tags"}
     monkeypatch.setenv(DECODER_VARIABLE, "arrow")

@@ -104,8 +104,8 @@ def test_some_features_of_groups_have_the_runs_of_all(tmp_path: Path):
     some = replace(job, features=tuple(each for each in job.features if each.name == "words"))
     like = compile_like(some, whole)
     assert like.parts[1].columns == whole.parts[1].columns
-    assert set(like.columns) == {"ids", "words", "age"}
-    assert dict(like.coded) == {"words": 0}
+    assert set(like.read.columns) == {"ids", "words", "age"}
+    assert dict(like.read.coded) == {"words": 0}
     assert compile_like(some, whole) is like
     assert compile_job(some).parts[1].columns == ("words",)
 

@@ -47,7 +47,7 @@ import sys
 from dataclasses import replace
 from feedline import Table
 from feedline.warehouse.cache.cache_folder import CacheRef
-from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.selection.select import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 uri, folder = sys.argv[1:]
@@ -56,7 +56,8 @@ snapshot = replace(Table(uri).snapshot(), source_cache=ref)
 print("ready", flush=True)
 signal.sigwait({signal.SIGUSR1})
 fragments = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
-tables = [read_arrow(each, ["request_id", "hist_0", "str_0"], None, snapshot.schema) for each in fragments]
+request = ReadRequest(["request_id", "hist_0", "str_0"], snapshot.schema)
+tables = [read_arrow(each, request) for each in fragments]
 print(sum(table.num_rows for table in tables), flush=True)
 """
 
@@ -173,12 +174,12 @@ def test_bytes_damaged_on_the_wire_are_fetched_again_and_not_kept(
 def test_a_cache_smaller_than_the_table_evicts(s3: Store, ref: CacheRef) -> None:
     snapshot, fragments = frozen(s3.uri("warehouse/clicks"), ref)
     expected = rows(snapshot, fragments)
-    whole = open_folder(ref).usage()
+    whole = open_folder(ref).space.rescan()
     small = replace(ref, folder=ref.folder + "2", size=whole // 2)
     snapshot, fragments = frozen(s3.uri("warehouse/clicks"), small)
     for _ in range(3):
         assert rows(snapshot, fragments).equals(expected)
-        assert open_folder(small).usage() <= whole // 2 + whole // len(entries(ref)) * 2
+        assert open_folder(small).space.rescan() <= whole // 2 + whole // len(entries(ref)) * 2
 
 
 def test_auto_keeps_what_the_store_delivered_where_features_do_not_pay(

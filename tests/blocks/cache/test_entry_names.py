@@ -224,7 +224,7 @@ def test_types_of_what_decides_which_rows_a_fit_has_seen_are_named(tmp_path: Pat
             pipeline.fit()
         plan = pipeline.plan()
         assert plan.source.job.artifacts.manifest is not None
-        assert compile_job(plan.source.job).marks
+        assert compile_job(plan.source.job).read.marks
         manifests.add(plan.source.job.artifacts.manifest)
         return names_of(plan)
 
