@@ -85,9 +85,7 @@ def full_job() -> Job:
             request=key,
         ),
         sample=sample,
-        record=Recording(
-            identity=Identity(columns=(("id", "int"),), by=("x", "int"), kept="[]", unique=True), work_dir="/work"
-        ),
+        record=Recording(identity=Identity(columns=(("id", "int"),), by=("x", "int"), kept="[]"), work_dir="/work"),
         code=(RequiredFunction(op="f", function="m:f", folder="/pipelines", source="2" * 64),),
         cache=CacheRef(folder="/cache", size=1, free=2, shared=False, write_budget=0.5),
         auto=ReadEpochs(epochs=2, rows=3, row_groups=4, store_bytes=5),
