@@ -21,7 +21,7 @@ from feedline.blocks.cache.cached_rows import cached_rows
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.piece_chunks import piece_chunks
-from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
+from feedline.blocks.request import BlockRequest, BlockResult, Buckets, Draws, Job, PieceRequest
 from feedline.blocks.row_order import chunk_order, ordered_rows
 from feedline.errors import DataError
 from feedline.loader.encoding.cache_counts import CacheCounts
@@ -60,14 +60,14 @@ class _ComputedRows:
         self, job: Job, compiled: CompiledJob, request: BlockRequest, clock: StageClock, hand_over: HandOver | None
     ) -> None:
         self._job, self._compiled, self._clock = job, compiled, clock
-        permutes = request.permutation is not None and (job.ordering is None or job.ordering.permutes)
+        permutes = request.permutation is not None and not isinstance(job.order, Buckets | Draws)
         self._encoder = BlockEncoder(compiled, clock, whole=permutes and can_order(compiled.layout.schema))
         if hand_over is not None and request.permutation is None:
             self._encoder.hand_over(hand_over, request.rows)
         self.rows = 0
 
     def add(self, piece: PieceRequest) -> pl.Series:
-        encoder, order, values = self._encoder, self._job.ordering, list[pl.Series]()
+        encoder, order, values = self._encoder, self._job.order, list[pl.Series]()
         encoder.begin_piece()
         first_rows = 0 if self.rows else encoder.first_rows
         chunks = piece_chunks(self._compiled, piece, as_stored=True, first_rows=first_rows)
@@ -117,7 +117,7 @@ def run_block(
         raise DataError(
             f"block {key} has another number of rows than planned: got {block.rows}, expected {request.read_rows}"
         )
-    rows = block.finish(ordered_rows(job.ordering, request, values.__getitem__))
+    rows = block.finish(ordered_rows(job.order, request, values.__getitem__))
     image = pack_block(compiled.layout, rows) if packed else None
     clock.lap("encode")
     return BlockResult(

@@ -19,7 +19,7 @@ from feedline.artifacts.store import StoredArtifactSet, check_files
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.coded_chunks import CodedColumns
 from feedline.blocks.environment import check_environment
-from feedline.blocks.request import Job, kept_columns
+from feedline.blocks.request import Balance, Buckets, Job
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import ClusterError, FeedlineError
 from feedline.expressions import bind_where
@@ -118,7 +118,7 @@ def _compile(
         features = replace(planned, schema=schema, artifacts=artifacts)
     compared = dict.fromkeys(name for names in runs.values() for name in names)
     columns = dict.fromkeys(
-        [*features.parts, *kept_columns(job), *(each for each in compared if each not in marks_of_runs)]
+        [*features.parts, *job.kept_columns, *(each for each in compared if each not in marks_of_runs)]
     )
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
@@ -127,7 +127,7 @@ def _compile(
     columns_of_batch = batch_schema(features)
     parts = _compile_parts(job, features, columns_of_batch, schema, runs)
     layout = SlotLayout(columns_of_batch)
-    plain = {*parts[0].features.parts, *kept_columns(job)} or set(list(columns)[:1])  # a frame has at least one column
+    plain = {*parts[0].features.parts, *job.kept_columns} or set(list(columns)[:1])  # a frame has at least one column
     read = ReadRequest(
         tuple(columns),
         schema,
@@ -161,9 +161,8 @@ def _compile_parts(
     identity = None if job.record is None else job.record.identity
     recorded = () if identity is None else (*identity.key, *(name for name, _ in identity.columns))
     whole = {*recorded, *(column for column, count in readers.items() if count > 1)}
-    order = job.ordering
-    by = frozenset[str]() if order is None or order.by_length else frozenset({order.column})
-    ordering = frozenset[str]() if order is None else {order.column}
+    ordering = frozenset[str]() if job.order is None else frozenset({job.order.column})
+    by = frozenset[str]() if isinstance(job.order, Balance | Buckets) else ordering
     whole |= {name for name in by if not has_strings(schema.field(name).type)}
     parts = []
     for name, own, part, more in zip(names, of_parts, batch.parts, compared, strict=True):

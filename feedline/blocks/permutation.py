@@ -24,15 +24,13 @@ def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
     return words.view(np.int64)
 
 
-def permuted_rows(rows: int, run_starts: NDArray[np.int64] | None, *key: int | str) -> NDArray[np.int64]:
-    """A permutation of a block's rows, or of whole runs, which start at `run_starts` (the first at 0)."""
-    if run_starts is None:
-        return permutation(rows, *key)
+def permuted_runs(rows: int, run_starts: NDArray[np.int64], *key: int | str) -> NDArray[np.int64]:
+    """A permutation of whole runs of a block's rows, which start at `run_starts` (the first at 0)."""
     order = permutation(len(run_starts), *key)
     lengths = np.diff(run_starts, append=rows)[order]
-    firsts = run_starts[order]
     landing = np.cumsum(lengths) - lengths
-    return np.repeat(firsts - landing, lengths) + np.arange(rows)
+    # runs 0-1, 2, 3-5 in the order 2, 0, 1: they land at 0, 3, 5, and rows 3 4 5 0 1 2 come
+    return np.repeat(run_starts[order] - landing, lengths) + np.arange(rows)
 
 
 def draw_rows(quanta: NDArray[np.int64], draws: int, *key: int | str) -> NDArray[np.int64]:

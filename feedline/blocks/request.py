@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from itertools import accumulate, chain, pairwise
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -30,110 +29,6 @@ from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.recorded_rows import Recording
 
-# --------------------------------------------------------------------------------------------------------------------
-# Pack the pieces of a block for the scheduler: columns of numbers instead of an object per piece. Pure; runs in the
-# feeder and on workers. A scheduler holds the arguments of every task that is in flight, so that a task must stay
-# small, also where a block consists of many small files: pickled one by one, a piece takes about 160 bytes, packed
-# about 50, of which 32 are the digest of its file's footer.
-
-# A fragment, its rows to skip and its rows to read.
-Piece: TypeAlias = tuple[Fragment, int, int]
-Packed: TypeAlias = tuple[Any, ...]
-
-_END = "\0"  # no path or tag holds it
-
-
-def pack_pieces(pieces: Sequence[Piece]) -> Packed:
-    """The pieces as few plain values; `unpack_pieces` returns them."""
-    fragments = [fragment for fragment, _, _ in pieces]
-    tables = tuple(dict.fromkeys(_shared(fragment) for fragment in fragments))
-    keys = {repr(fragment.partition): fragment.partition for fragment in fragments}  # 1 equals True
-    table_index = {table: index for index, table in enumerate(tables)}
-    key_index = {text: index for index, text in enumerate(keys)}
-    numbers = [
-        [fragment.bytes for fragment in fragments],
-        [fragment.mtime_ns for fragment in fragments],
-        [fragment.footer_bytes for fragment in fragments],
-        [skip for _, skip, _ in pieces],
-        [rows for _, _, rows in pieces],
-        [table_index[_shared(fragment)] for fragment in fragments],
-        [key_index[repr(fragment.partition)] for fragment in fragments],
-        [len(fragment.footer_digest) for fragment in fragments],
-        [len(fragment.row_groups) for fragment in fragments],
-        [len(fragment.proofs) for fragment in fragments],
-        chain.from_iterable(fragment.row_groups for fragment in fragments),
-        chain.from_iterable(fragment.expected for fragment in fragments),
-        chain.from_iterable(fragment.proofs for fragment in fragments),
-    ]
-    return (
-        len(pieces),
-        tables,
-        tuple(keys.values()),
-        zlib.compress(_END.join([each.path for each in fragments] + [each.tag for each in fragments]).encode()),
-        b"".join(fragment.footer_digest for fragment in fragments),
-        zlib.compress(np.array(list(chain.from_iterable(numbers)), "<i8").tobytes()),
-        tuple(fragment.excluded for fragment in fragments) if any(fragment.excluded for fragment in fragments) else (),
-    )
-
-
-def unpack_pieces(packed: Packed) -> list[Piece]:
-    """The pieces that `pack_pieces` packed."""
-    count, tables, keys, strings, digests, compressed, excluded = packed
-    texts = zlib.decompress(strings).decode().split(_END)
-    values: list[int] = np.frombuffer(zlib.decompress(compressed), "<i8").tolist()
-    columns = [values[start : start + count] for start in range(0, 10 * count, count)]
-    sizes, mtimes, footers, skips, rows, table_of, key_of, digest_bytes, group_counts, proof_counts = columns
-    groups, proofs = sum(group_counts), sum(proof_counts)
-    first = 10 * count
-    row_groups, expected = values[first : first + groups], values[first + groups : first + 2 * groups]
-    proved = values[first + 2 * groups : first + 2 * groups + proofs]
-    each = zip(
-        texts[:count],
-        texts[count:],
-        _slices(digests, digest_bytes),
-        _slices(row_groups, group_counts),
-        _slices(expected, group_counts),
-        _slices(proved, proof_counts),
-        excluded or ((),) * count,
-        strict=True,
-    )
-    return [
-        (
-            Fragment(
-                table=tables[table_of[index]][0],
-                path=path,
-                bytes=sizes[index],
-                mtime_ns=mtimes[index],
-                tag=tag,
-                footer_digest=bytes(digest),
-                footer_bytes=footers[index],
-                row_groups=tuple(own_groups),
-                expected=tuple(own_expected),
-                partition=keys[key_of[index]],
-                proofs=tuple(own_proofs),
-                excluded=own_excluded,
-                stored_names=tables[table_of[index]][1],
-                decoder=tables[table_of[index]][2],
-                source_cache=tables[table_of[index]][3],
-            ),
-            skips[index],
-            rows[index],
-        )
-        for index, (path, tag, digest, own_groups, own_expected, own_proofs, own_excluded) in enumerate(each)
-    ]
-
-
-def _shared(fragment: Fragment) -> tuple[Any, ...]:
-    """What fragments of one table have in common."""
-    return fragment.table, fragment.stored_names, fragment.decoder, fragment.source_cache
-
-
-def _slices(values: Any, counts: Sequence[int]) -> list[Any]:
-    return [values[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-
 # Pieces of a block from which on they are packed.
 _PACKED_PIECES = 4
 # Fields that do not count in a job's name: the name, and where an op or a feature stands in pipeline.yaml.
@@ -151,27 +46,39 @@ class ReadEpochs:
     store_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowOrder:
-    """How blocks order their rows by a column. kind: `runs`, whole runs of equal values are permuted; `balance`, each
-    step gets nearly its share of the elements of a list column; `buckets`, those of one bucket of such lengths come
-    after those of another; `draws`, rows are drawn with replacement, in proportion to it, and permuted. most: the
-    length that longer lists count as. bounds: of buckets."""
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """`shuffle.by`: runs of rows with equal values of a column stay whole, and are permuted."""
 
     column: str
-    kind: Literal["runs", "balance", "buckets", "draws"]
-    most: int | None = None
-    bounds: tuple[int, ...] = ()
 
-    @property
-    def by_length(self) -> bool:
-        """Whether the lengths of lists decide."""
-        return self.kind in ("balance", "buckets")
 
-    @property
-    def permutes(self) -> bool:
-        """Whether a block holds each row that it reads once."""
-        return self.kind not in ("buckets", "draws")
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """`batch.balance`: each step gets nearly its share of the elements of a list column. cap: the length that longer
+    lists count as."""
+
+    column: str
+    cap: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """`batch.buckets`: rows are ordered by the bucket of a list column's length, whose largest ones are `bounds`."""
+
+    column: str
+    bounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """`shuffle.weights`: rows are drawn with replacement, in proportion to a column, and permuted."""
+
+    column: str
+
+
+# How a column decides the order of a block's rows.
+RowOrder: TypeAlias = Runs | Balance | Buckets | Draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,14 +89,12 @@ class Job:
 
     With a sample, the schema may contain the virtual column `sample_weight`. record: where row identities are recorded,
     or None. code: the user's functions that features call. cache: of finished features, which changes no row.
-    auto: of a cache that decides for itself whether they are kept. by: `shuffle.by`. order: how blocks order their rows
-    by another column's values.
+    auto: of a cache that decides for itself whether they are kept. order: None where no column decides.
     """
 
     features: tuple[FeatureSpec, ...]
     schema: bytes
     where: str | None
-    by: str | None
     environment: Environment
     artifacts: ArtifactSetRef
     sample: Sample | None = None
@@ -205,22 +110,23 @@ class Job:
         object.__setattr__(self, "digest", hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
 
     @property
-    def ordering(self) -> RowOrder | None:
-        """How blocks order their rows; None where no column decides."""
-        return self.order if self.by is None else RowOrder(column=self.by, kind="runs")
+    def by(self) -> str | None:
+        """The column whose runs stay whole."""
+        return self.order.column if isinstance(self.order, Runs) else None
+
+    @property
+    def kept_columns(self) -> tuple[str, ...]:
+        """The columns that blocks read besides those of features: that which orders rows, and the row key."""
+        order = () if self.order is None else (self.order.column,)
+        return (*order, *(() if self.record is None else self.record.identity.key))
 
 
 def _named_values(value: Any) -> Any:
-    """The fields of a dataclass that count, by name; bytes as hexadecimal digits."""
+    """The class of a value and its fields that count, by name; bytes as hexadecimal digits."""
     if isinstance(value, bytes):
         return value.hex()
-    return {each.name: getattr(value, each.name) for each in fields(value) if each.name not in UNNAMED}
-
-
-def kept_columns(job: Job) -> tuple[str, ...]:
-    """The columns that blocks read besides their features: that which orders rows, and the row key."""
-    order = job.ordering
-    return (*(() if order is None else (order.column,)), *(job.record.identity.key if job.record is not None else ()))
+    names = [each.name for each in fields(value) if each.name not in UNNAMED]
+    return {"": type(value).__name__} | {name: getattr(value, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,11 +181,11 @@ class BlockDraws:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockFacts:
-    """What a request says besides its pieces: the rows that the block has of them, and the key of its permutation
-    (None: in plan order). epoch: for a cache that decides for itself. shares: where lengths are balanced. buckets:
-    where rows are of buckets. draws: where they are drawn."""
+class BlockRequest:
+    """One block: its pieces, its rows, and the key of their permutation (None: in plan order). epoch: for a cache that
+    decides for itself. shares, buckets, draws: with `Balance`, `Buckets` and `Draws`."""
 
+    pieces: tuple[PieceRequest, ...]
     rows: int
     permutation: tuple[int | str, ...] | None
     nbytes: int  # compressed bytes of the column chunks it reads
@@ -288,42 +194,44 @@ class BlockFacts:
     buckets: BucketRows | None = None
     draws: BlockDraws | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRequest(BlockFacts):
-    """One block: its pieces, and what becomes of their rows."""
-
-    pieces: tuple[PieceRequest, ...]
-
     @property
     def read_rows(self) -> int:
         """Rows of the pieces: the block's own, unless its order leaves some out or repeats others."""
         return sum(piece.rows for piece in self.pieces)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRequest(BlockFacts):
-    """A request of many pieces as the scheduler gets it, which reads and writes the task's arguments as they are."""
+@dataclass(frozen=True, slots=True)
+class PackedRequest:
+    """A request of many pieces as it travels: a scheduler holds, reads and writes the arguments of every task that is
+    in flight. Of 64 small files, the pieces take 9.2 kB one by one, and 3.6 packed, of which 2 are digests of footers.
 
-    pieces: Packed
+    pieces: a list per field of fragments, then those of rows to skip and rows to read; pickled and compressed."""
+
+    request: BlockRequest
+    pieces: bytes
 
     def unpack(self) -> BlockRequest:
-        pieces = tuple(
-            PieceRequest(fragment=fragment, skip=skip, rows=rows) for fragment, skip, rows in unpack_pieces(self.pieces)
+        *columns, skips, rows = pickle.loads(zlib.decompress(self.pieces))
+        fragments = [
+            Fragment(**dict(zip(_FRAGMENT_FIELDS, values, strict=True))) for values in zip(*columns, strict=True)
+        ]
+        pieces = zip(fragments, skips, rows, strict=True)
+        return replace(
+            self.request,
+            pieces=tuple(PieceRequest(fragment=fragment, skip=skip, rows=count) for fragment, skip, count in pieces),
         )
-        return BlockRequest(pieces=pieces, **_facts_of(self))
 
 
-def _facts_of(request: BlockFacts) -> dict[str, Any]:
-    return {each.name: getattr(request, each.name) for each in fields(BlockFacts)}
+_FRAGMENT_FIELDS = [each.name for each in fields(Fragment)]
 
 
 def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | PackedRequest:
     """The request as it travels between processes: packed, if it has so many pieces that this is worth the time."""
     if not travels or len(request.pieces) < _PACKED_PIECES:
         return request
-    packed = pack_pieces([(piece.fragment, piece.skip, piece.rows) for piece in request.pieces])
-    return PackedRequest(pieces=packed, **_facts_of(request))
+    columns = [[getattr(piece.fragment, name) for piece in request.pieces] for name in _FRAGMENT_FIELDS]
+    columns += [[piece.skip for piece in request.pieces], [piece.rows for piece in request.pieces]]
+    return PackedRequest(replace(request, pieces=()), zlib.compress(pickle.dumps(columns), level=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

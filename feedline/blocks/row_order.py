@@ -13,9 +13,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.permutation import draw_rows, permutation, permuted_rows, run_starts
+from feedline.blocks.permutation import draw_rows, permutation, permuted_runs, run_starts
 from feedline.blocks.piece_chunks import column_values
-from feedline.blocks.request import BlockDraws, BlockRequest, BucketRows, RowOrder, StepShares
+from feedline.blocks.request import (
+    Balance,
+    BlockDraws,
+    BlockRequest,
+    BucketRows,
+    Buckets,
+    Draws,
+    RowOrder,
+    Runs,
+    StepShares,
+)
 from feedline.errors import DataError
 from feedline.warehouse.reading.fragment import Chunk, Fragment
 from feedline.warehouse.reading.row_weights import quanta_of
@@ -133,43 +143,43 @@ def ordered_rows(
 ) -> NDArray[np.int64] | None:
     """int64 [rows of the block]: which of the rows of its pieces, laid end to end, each row is; None in plan order.
     values: `order_values` of the rows of a piece (an index)."""
-    if request.permutation is None:
+    key = request.permutation
+    if key is None:
         return None
     if order is None:
-        return permuted_rows(request.rows, None, *request.permutation)
-    if order.kind == "balance":
-        assert request.shares is not None
-        lengths = np.concatenate([_lengths(order, values(index)) for index in range(len(request.pieces))])
-        return balanced_rows(lengths, request.shares, *request.permutation)
-    if order.kind == "buckets":
-        assert request.buckets is not None
-        of_pieces = [_lengths(order, values(index)) for index in range(len(request.pieces))]
-        return bucketed_rows(of_pieces, order.bounds, request.buckets, *request.permutation)
-    if order.kind == "draws":
-        assert request.draws is not None
-        drawn = drawn_rows(request, request.draws, values)
-        return drawn[permuted_rows(len(drawn), None, *request.permutation)]
-    starts, rows = list[NDArray[np.int64]](), 0
-    for index, piece in enumerate(request.pieces):  # a run ends with its piece
-        starts.append(run_starts(values(index)) + rows)
-        rows += piece.rows
-    return permuted_rows(rows, np.concatenate(starts), *request.permutation)
+        return permutation(request.rows, *key)
+    of_pieces = [values(index) for index in range(len(request.pieces))]
+    match order:
+        case Balance():
+            assert request.shares is not None
+            lengths = np.concatenate([_lengths(each) for each in of_pieces])
+            return balanced_rows(lengths if order.cap is None else np.minimum(lengths, order.cap), request.shares, *key)
+        case Buckets():
+            assert request.buckets is not None
+            return bucketed_rows([_lengths(each) for each in of_pieces], order.bounds, request.buckets, *key)
+        case Draws():
+            assert request.draws is not None
+            drawn = drawn_rows(request, request.draws, of_pieces)
+            return drawn[permutation(len(drawn), *key)]
+        case Runs():  # a run ends with its piece
+            rows = np.cumsum([0, *(piece.rows for piece in request.pieces)])
+            starts = [run_starts(each) + first for each, first in zip(of_pieces, rows, strict=False)]
+            return permuted_runs(int(rows[-1]), np.concatenate(starts), *key)
 
 
-def drawn_rows(request: BlockRequest, draws: BlockDraws, values: Callable[[int], pl.Series]) -> NDArray[np.int64]:
-    """int64 [draws]: the rows that are drawn of those of the pieces, laid end to end, in their order. values: their
-    weights."""
-    found, first = list[NDArray[np.int64]](), 0
-    for index, (piece, own) in enumerate(zip(request.pieces, draws.pieces, strict=True)):
-        weights, rows, of_piece = values(index), 0, list[NDArray[np.int64]]()
-        for position, count in enumerate(own.groups):
-            stop = rows + piece.fragment.rows_of(position)
-            of_group = weights.slice(rows, stop - rows)
-            of_piece.append(rows + group_draws(of_group, count, draws.key, piece.fragment, position))
-            rows = stop
-        found.append(first + np.concatenate(of_piece)[own.skip : own.skip + own.rows])
-        first += rows
-    return np.concatenate(found)
+def drawn_rows(request: BlockRequest, draws: BlockDraws, weights: Sequence[pl.Series]) -> NDArray[np.int64]:
+    """int64 [draws]: the rows that are drawn of those of the pieces, laid end to end, in their order. weights: of the
+    rows of each piece."""
+    drawn, first = list[NDArray[np.int64]](), 0
+    for piece, of_piece, of_rows in zip(request.pieces, draws.pieces, weights, strict=True):
+        stop, of_groups = 0, list[NDArray[np.int64]]()
+        for position, count in enumerate(of_piece.groups):
+            start, stop = stop, stop + piece.fragment.rows_of(position)
+            of_group = group_draws(of_rows[start:stop], count, draws.key, piece.fragment, position)
+            of_groups.append(first + start + of_group)
+        drawn.append(np.concatenate(of_groups)[of_piece.skip : of_piece.skip + of_piece.rows])
+        first += stop
+    return np.concatenate(drawn)
 
 
 def group_draws(
@@ -190,16 +200,15 @@ def group_draws(
 def order_values(order: RowOrder, column: pl.Series) -> pl.Series:
     """What decides the order of rows, of their values in the order's column: the values, or the lengths of lists (of a
     null 0)."""
-    return column.list.len().fill_null(0) if order.by_length else column
+    return column.list.len().fill_null(0) if isinstance(order, Balance | Buckets) else column
 
 
 def chunk_order(order: RowOrder, chunk: Chunk) -> pl.Series:
     """`order_values` of a chunk's rows."""
-    if order.by_length:
+    if isinstance(order, Balance | Buckets):
         return order_values(order, chunk.frame.get_column(order.column))  # lists of codes are as long
-    return order_values(order, column_values(chunk, order.column))
+    return column_values(chunk, order.column)
 
 
-def _lengths(order: RowOrder, values: pl.Series) -> NDArray[np.int64]:
-    lengths = values.to_numpy().astype(np.int64)
-    return lengths if order.most is None else np.minimum(lengths, order.most)
+def _lengths(values: pl.Series) -> NDArray[np.int64]:
+    return values.to_numpy().astype(np.int64)

@@ -31,7 +31,7 @@ from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.quality import Observer, Quality, measures
 from feedline.planning.exclusions import recorded_sample
 from feedline.planning.kept_rows import read_kept_rows
-from feedline.planning.make_plan import plan_source
+from feedline.planning.make_plan import FrozenSource, plan_source
 from feedline.planning.resolve import current_snapshot
 from feedline.planning.source_plan import SourcePlan
 from feedline.planning.table_features import compile_spec, planned_schema
@@ -332,13 +332,13 @@ def find_exclusion(
     """
     began_s = time.perf_counter()
     snapshot = current_snapshot(spec, map=map)
-    plan = plan_source(spec, snapshot, lanes=1, map=map, exclude=False)
+    plan = plan_source(spec, FrozenSource(snapshot=snapshot), lanes=1, map=map, exclude=False)
     origin, totals = _origin(plan, workers), _BadRowTotals()
     known, retimed = np.zeros(len(plan.selection.rows), np.bool_), ""
     if earlier is not None:
         known, retimed = _take_over(plan, origin, earlier, totals)
     rows, most = origin.rows, budget.most(origin.rows)
-    job = replace(plan.job, by=None, order=None, record=None, cache=None, auto=None, environment=workers.environment)
+    job = replace(plan.job, order=None, record=None, cache=None, auto=None, environment=workers.environment)
     if origin.unfitted:  # a fit names columns that no block reads, such as a target
         job = replace(job, schema=planned_schema(spec, snapshot.schema).serialize().to_pybytes())
     check = RowCheck(job=job, unfitted=frozenset(origin.unfitted), most=most)

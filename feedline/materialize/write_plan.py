@@ -118,7 +118,7 @@ def write_plan(
     """
     began = time.perf_counter()
     refuse_overlap([plan.snapshot.uri], folder.ref.claim.uri)
-    job = replace(plan.job, by=None, order=None, record=None, environment=workers.environment)
+    job = replace(plan.job, order=None, record=None, environment=workers.environment)
     plan = replace(plan, weights=None)  # each row comes once
     schema = compile_job(job).layout.schema.expanded
     if format == "zarr":

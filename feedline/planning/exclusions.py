@@ -17,7 +17,6 @@ from feedline.errors import CorruptFileError, FeedlineError, StateError
 from feedline.planning.source_plan import SourcePlan
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.selection.exclusion import Exclusion, kept_exclusions
-from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import redact
 
@@ -74,11 +73,6 @@ def _mismatches(spec: PipelineSpec, snapshot: Snapshot, exclusion: Exclusion) ->
     ):
         if theirs != mine:
             yield name, theirs, mine
-
-
-def exclude_rows(spec: PipelineSpec, snapshot: Snapshot, selection: Selection) -> Selection:
-    """The selection without the rows that `source.exclude` names. Raises as `named_exclusion`."""
-    return selection.without(named_exclusion(spec, snapshot))
 
 
 def recorded_sample(spec: PipelineSpec) -> dict[str, object] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.blocks.request import RowOrder
+from feedline.blocks.request import Balance, Buckets
 from feedline.config import PipelineSpec
 from feedline.config.sections import BatchSpec
 from feedline.config.yaml_document import Path
@@ -27,7 +27,7 @@ BALANCE_VERSION = 1
 BUCKETS_VERSION = 1  # the same of plans with `batch.buckets`
 
 
-def length_order(spec: PipelineSpec, snapshot: Snapshot) -> RowOrder | None:
+def length_order(spec: PipelineSpec, snapshot: Snapshot) -> Balance | Buckets | None:
     """How blocks order rows by lengths; None where these decide nothing. Raises SpecError where the table has no such
     list column."""
     column, balance = spec.batch.lengths, spec.batch.balance
@@ -35,8 +35,8 @@ def length_order(spec: PipelineSpec, snapshot: Snapshot) -> RowOrder | None:
         return None
     _require_lists(spec, snapshot, column, ("batch", "length" if balance is None else "balance"))
     if spec.batch.buckets is not None:
-        return RowOrder(column=column, kind="buckets", bounds=spec.batch.buckets)
-    return RowOrder(column=column, kind="balance", most=None if balance is None else balance.most)
+        return Buckets(column, spec.batch.buckets)
+    return Balance(column, None if balance is None else balance.most)
 
 
 def bucket_counts(

@@ -6,6 +6,7 @@ Runs in: the feeder, the CLI, `Pipeline.batches`. It reads footer facts, artifac
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +19,13 @@ import pyarrow as pa
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import local_environment
-from feedline.blocks.request import Job, ReadEpochs, RowOrder
+from feedline.blocks.request import Job, ReadEpochs, Runs
 from feedline.config import PipelineSpec
-from feedline.config.cache_section import CacheSpec
-from feedline.config.features import FeatureSpec
 from feedline.errors import FeedlineError, NoStepError, PlanError, StateError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotColumn, SlotLayout
 from feedline.planning.epoch_snapshot import Border, load_border, split_border
-from feedline.planning.exclusions import exclude_rows
+from feedline.planning.exclusions import named_exclusion
 from feedline.planning.length_columns import bucket_counts, length_order
 from feedline.planning.plan import Plan
 from feedline.planning.read_columns import ReadColumns, bound_sample, bound_where, require_columns, rows_of
@@ -42,10 +41,8 @@ from feedline.planning.table_features import (
 from feedline.planning.table_snapshot import as_read, cache_ref
 from feedline.planning.weighted_rows import weigh_rows, weight_order
 from feedline.warehouse.bad_files import load_skipped
-from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
-from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
 from feedline.warehouse.selection.column_bounds import value_ranges
 from feedline.warehouse.selection.pruning_report import needed_bytes
@@ -62,13 +59,15 @@ _COMMON = ("dtype", "unit", "width", "weighted", "num_embeddings", "lookups", "d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenSource:
-    """A source's snapshot, the rest of its pass after a rebase, the border of the epoch that reads it, and its
-    selection, where another plan has counted."""
+    """What a source's plan is made of. rebase: the rest of its pass. border: of the epoch that reads it, of a followed
+    table. selection: where another plan of the spec has counted on this snapshot. earlier: a snapshot whose counts hold
+    for unchanged files."""
 
     snapshot: Snapshot
     rebase: Rebase | None = None
     border: Border | None = None
     selection: Selection | None = None
+    earlier: Callable[[], Snapshot | None] = lambda: None
 
     @classmethod
     def of(cls, plan: SourcePlan) -> FrozenSource:
@@ -90,18 +89,29 @@ def snapshot_names(spec: PipelineSpec, name: str) -> list[str]:
 def load_frozen(spec: PipelineSpec, name: str, taken: Sequence[Snapshot] | None = None) -> list[FrozenSource]:
     """Load what a name stands for, of each source. taken: their snapshots, if these are at hand."""
     frozen = []
-    for index, (each, own) in enumerate(zip(spec.per_source(), snapshot_names(spec, name), strict=True)):
-        of_border, rest = split_name(own)
-        id, border = split_border(of_border)
-        snapshot = as_read(each, Snapshot.load(each.work_dir, id)) if taken is None else taken[index]
+    for index, (source, source_name) in enumerate(zip(spec.per_source(), snapshot_names(spec, name), strict=True)):
+        of_border, rest = split_name(source_name)
+        id, border_id = split_border(of_border)
+        border = None if border_id is None else load_border(source.work_dir, border_id)
         frozen.append(
             FrozenSource(
-                snapshot=snapshot,
-                rebase=None if rest is None else Rebase.load(each.work_dir, rest),
-                border=None if border is None else load_border(each.work_dir, border),
+                snapshot=as_read(source, Snapshot.load(source.work_dir, id)) if taken is None else taken[index],
+                rebase=None if rest is None else Rebase.load(source.work_dir, rest),
+                border=border,
+                earlier=partial(_snapshot_before, source, border),
             )
         )
     return frozen
+
+
+def _snapshot_before(spec: PipelineSpec, border: Border | None) -> Snapshot | None:
+    """The snapshot of the epoch before a border's, where its files are among those of the border's."""
+    follow = spec.source.follow
+    if border is None or not border.previous or follow is None or follow.epoch == "new":
+        return None
+    with contextlib.suppress(FeedlineError):
+        return Snapshot.load(spec.work_dir, load_border(spec.work_dir, border.previous).snapshot)
+    return None
 
 
 def plan_sources(
@@ -112,76 +122,69 @@ def plan_sources(
     map: Map | None = None,
     artifacts: ArtifactSetRef | None = None,
     exclude: bool = True,
-    earlier: Callable[[PipelineSpec, Border | None], Snapshot | None] = lambda spec, border: None,
 ) -> Plan:
-    """Resolve a spec against the snapshot of each source. map, artifacts, exclude: as of `plan_source`. earlier: too,
-    for a source and a border.
+    """Resolve a spec against each source. Options: as of `plan_source`.
 
     Raises SpecError, with file, line and path, where pipeline.yaml does not match a table, and where the sources'
     batches would differ.
     """
     plans: list[SourcePlan] = []
-    for each, one in zip(spec.per_source(), frozen, strict=True):
+    for source, parts in zip(spec.per_source(), frozen, strict=True):
         ref = artifacts
         if ref is None and plans and (manifest := plans[0].job.artifacts.manifest) is not None:
-            ref = artifact_set_ref(each, manifest)  # a fit may have ended meanwhile
-        plans.append(
-            plan_source(
-                each,
-                one.snapshot,
-                lanes=lanes,
-                map=map,
-                rebase=one.rebase,
-                artifacts=ref,
-                selection=one.selection,
-                exclude=exclude,
-                border=one.border,
-                earlier=partial(earlier, each, one.border),
-            )
-        )
-    for source, plan in zip(spec.sources[1:], plans[1:], strict=True):
-        _refuse_differences(spec, plans[0], spec.sources[0].name, plan, source.name)
+            ref = artifact_set_ref(source, manifest)  # a fit may have ended meanwhile
+        plans.append(plan_source(source, parts, lanes=lanes, map=map, artifacts=ref, exclude=exclude))
+    for named, plan in zip(spec.sources[1:], plans[1:], strict=True):
+        _refuse_differences(spec, plans[0], plan, named.name)
     return Plan.of(spec, plans)
 
 
 def plan_source(
     spec: PipelineSpec,
-    snapshot: Snapshot,
+    frozen: FrozenSource,
     *,
     lanes: int,
     map: Map | None = None,
-    rebase: Rebase | None = None,
     artifacts: ArtifactSetRef | None = None,
-    selection: Selection | None = None,
     exclude: bool = True,
-    border: Border | None = None,
-    earlier: Callable[[], Snapshot | None] = lambda: None,
 ) -> SourcePlan:
-    """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
+    """Resolve a spec against one source; `map` runs the counting pass (default: threads of this process).
 
     `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
-    `selection`: that of another plan of the spec on this snapshot, which is not counted again. `exclude`: leave out the
-    rows of `source.exclude`; if not, buckets are not counted either. `border`: of the epoch of a followed table that
-    the plan is of. `earlier`: a snapshot whose counts hold for unchanged files.
+    `exclude`: leave out the rows of `source.exclude`; if not, buckets are not counted either.
 
     Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
-    stored = _artifact_set(spec, snapshot, artifacts)
+    snapshot, selection = frozen.snapshot, frozen.selection
+    ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec.source, snapshot))
+    stored = StoredArtifactSet(ref, newest=artifacts is None)
     schema = planned_schema(spec, snapshot.schema)
     features = compile_spec(spec, schema, artifacts=stored)
     refuse_constant_groups(spec, features, snapshot.partition_columns)
-    where = bound_where(spec, snapshot.schema)
-    sample = bound_sample(spec, snapshot.schema)
+    where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
     columns = ReadColumns.of(spec, features, where, sample)
-    ordering = _shuffle_column(spec, snapshot), length_order(spec, snapshot) or weight_order(spec, snapshot)
+    order = _run_order(spec, snapshot) or length_order(spec, snapshot) or weight_order(spec, snapshot)
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
-        selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
-        selection = exclude_rows(spec, snapshot, selection) if exclude else selection
+        selection = select_rows(
+            snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=frozen.earlier
+        ).without(named_exclusion(spec, snapshot) if exclude else None)
     if not int(selection.rows.sum()):
         raise _empty_error(spec, snapshot, where, selection)
-    record, auto = recording_of(spec, snapshot), read_epochs(spec, columns, snapshot, selection)
+    job = Job(
+        features=features.features,
+        schema=column_schema(schema, columns),
+        where=spec.source.where,
+        environment=local_environment(),
+        artifacts=stored.pinned_ref,
+        sample=None if sample is None else sample.sample,
+        record=recording_of(spec, snapshot),
+        code=required_functions(spec),
+        cache=cache_ref(spec.cache) if spec.cache is not None and spec.cache.mode in ("auto", "features") else None,
+        auto=read_epochs(spec, columns, snapshot, selection),
+        order=order,
+    )
     return SourcePlan(
         spec=spec,
         snapshot=snapshot,
@@ -190,11 +193,11 @@ def plan_source(
         selection=selection,
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, schema, columns, ordering, record, stored.pinned_ref, auto),
+        job=job,
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
-        border=border,
-        rebase=rebase,
+        border=frozen.border,
+        rebase=frozen.rebase,
         lengths=bucket_counts(spec, snapshot, selection, map) if exclude else None,
         weights=weigh_rows(spec, snapshot, selection, map) if exclude else None,
         salt=() if spec.source_name is None else (spec.source_name,),
@@ -211,20 +214,22 @@ def require_step(
     selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
     if not selection.rows.any():
         raise NoStepError(f"none of {snapshot.rows:,} rows is selected")
-    plan = plan_source(spec, as_read(spec, snapshot), lanes=lanes, map=map, earlier=earlier)
+    plan = plan_source(spec, FrozenSource(snapshot=as_read(spec, snapshot), earlier=earlier), lanes=lanes, map=map)
     plan.gaps.refuse(plan.whole_schedule.rows_dropped)  # the schedule raises NoStepError
 
 
-def _shuffle_column(spec: PipelineSpec, snapshot: Snapshot) -> str | None:
-    """`shuffle.by`. Raises SpecError where the table has no such column."""
+def _run_order(spec: PipelineSpec, snapshot: Snapshot) -> Runs | None:
+    """The order of `shuffle.by`. Raises SpecError where the table has no such column."""
     by = spec.shuffle.by if spec.shuffle is not None else None
+    if by is None:
+        return None
     if by == SAMPLE_WEIGHT and spec.source.sample is not None:
         message = f"shuffle.by cannot be {by}, which source.sample generates: expected a column of the table"
         raise spec.error(("shuffle", "by"), f"{message}. Rename the table's column")
-    if by is not None and by not in snapshot.schema.names:
+    if by not in snapshot.schema.names:
         hint = nearest_hint(by, snapshot.schema.names)
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
-    return by
+    return Runs(by)
 
 
 def _empty_error(
@@ -259,48 +264,10 @@ def _literal(value: object) -> str:
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
-def _artifact_set(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
-    """The artifact set, with the rows of this plan, to recognise those that a fit has seen."""
-    ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec.source, snapshot))
-    return StoredArtifactSet(ref, newest=artifacts is None)
-
-
-def _job(
-    spec: PipelineSpec,
-    schema: pa.Schema,
-    columns: ReadColumns,
-    ordering: tuple[str | None, RowOrder | None],
-    record: Recording | None,
-    artifacts: ArtifactSetRef,
-    auto: ReadEpochs | None,
-) -> Job:
-    return Job(
-        features=columns.features.features,
-        schema=column_schema(schema, columns),
-        where=spec.source.where,
-        by=ordering[0],
-        order=ordering[1],
-        environment=local_environment(),
-        sample=None if columns.sample is None else columns.sample.sample,
-        record=record,
-        artifacts=artifacts,
-        code=required_functions(spec),
-        cache=_features_cache(spec.cache),
-        auto=auto,
-    )
-
-
 def column_schema(schema: pa.Schema, columns: ReadColumns) -> bytes:
     """The columns of a schema that blocks read, as a job names them: in Arrow's IPC format."""
     names = set(columns.columns(schema))
     return pa.schema([field for field in schema if field.name in names]).serialize().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _features_cache(cache: CacheSpec | None) -> CacheRef | None:
-    """The cache that blocks take finished features from, and add them to."""
-    if cache is None or cache.mode not in ("auto", "features"):
-        return None
-    return cache_ref(cache)
 
 
 def read_epochs(
@@ -319,27 +286,21 @@ def read_epochs(
     )
 
 
-def _refuse_differences(
-    spec: PipelineSpec, first: SourcePlan, first_name: str, other: SourcePlan, other_name: str
-) -> None:
+def _refuse_differences(spec: PipelineSpec, first: SourcePlan, other: SourcePlan, other_name: str) -> None:
     """Raise SpecError for a feature whose values differ in type, or in what they were learnt from."""
-    pairs = zip(first.layout.schema.columns, other.layout.schema.columns, strict=True)
-    for index, (one, two) in enumerate(pairs):
-        path = _path(spec, other.spec.features, one.name)
-        differing = next((key for key in _COMMON if getattr(one, key) != getattr(two, key)), None)
+    first_name = spec.sources[0].name
+    for index, (column, theirs) in enumerate(zip(first.layout.schema, other.layout.schema, strict=True)):
+        name = column.name
+        path = next((feature.path for feature in other.spec.features if feature.name == name), ("sources",))
+        differing = next((key for key in _COMMON if getattr(column, key) != getattr(theirs, key)), None)
         if differing is not None:
-            got, expected = _describe(two, differing), _describe(one, differing)
-            message = f"the batches of two sources differ in {one.name!r}: got {got} of source {other_name}, expected "
+            got, expected = _describe(theirs, differing), _describe(column, differing)
+            message = f"the batches of two sources differ in {name!r}: got {got} of source {other_name}, expected "
             raise spec.error(path, f"{message}{expected} as of {first_name}. Change its ops, or the column's type")
-        fits, others = first.features.fits_of(index), other.features.fits_of(index)
-        if fits != others:
-            message = f"{one.name!r} learns from other values in source {other_name} than in {first_name}"
+        if first.features.fits_of(index) != other.features.fits_of(index):
+            message = f"{name!r} learns from other values in source {other_name} than in {first_name}"
             remedy = "A feature learns once, from all sources: redefine its column or expression, and keep its ops"
-            raise spec.error(path, f"{message}: got {two.chain}, expected {one.chain}. {remedy}")
-
-
-def _path(spec: PipelineSpec, features: Sequence[FeatureSpec], name: str) -> tuple[str | int, ...]:
-    return next((feature.path for feature in features if feature.name == name), ("sources",))
+            raise spec.error(path, f"{message}: got {theirs.chain}, expected {column.chain}. {remedy}")
 
 
 def _describe(column: SlotColumn, key: str) -> str:

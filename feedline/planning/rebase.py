@@ -152,7 +152,7 @@ class _RebasePlanner:
 
     def _order(self, block: Block) -> NDArray[np.int64] | None:
         request = self._old.request(block, self._epoch)
-        return ordered_rows(self._old.job.ordering, request, lambda index: self._order_values(request.pieces[index]))
+        return ordered_rows(self._old.job.order, request, lambda index: self._order_values(request.pieces[index]))
 
     def _order_values(self, piece: PieceRequest) -> pl.Series:
         """What orders the rows of a piece: the values of `shuffle.by`, or hashes of them. Raises StateError where there
@@ -170,7 +170,7 @@ class _RebasePlanner:
         file = self._unchanged_paths.get(fragment.path)
         if file is None:
             raise self._unrecorded_error(piece.rows, [fragment])
-        order, table = self._old.job.ordering, self._new.snapshot
+        order, table = self._old.job.order, self._new.snapshot
         assert order is not None
         groups = table.row_groups_of(file)[list(fragment.row_groups)]
         copy = replace(fragment_at(table, file, groups, np.array(fragment.expected)), excluded=fragment.excluded)

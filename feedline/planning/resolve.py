@@ -30,7 +30,7 @@ from feedline.loader.wire.facts import Hello
 from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.epoch_schedule import PassPlace
-from feedline.planning.epoch_snapshot import Border, load_border, split_border
+from feedline.planning.epoch_snapshot import load_border, split_border
 from feedline.planning.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.length_columns import bucket_counts
 from feedline.planning.make_plan import (
@@ -293,7 +293,9 @@ def _rebased(old: SourcePlan, place: PassPlace, epoch: int, map: Map | None, *, 
         return old
     require_comparable(old, snapshot)
     border = None if old.border is None else rebased_border(spec, old.border, snapshot, epoch)
-    new = plan_source(spec, snapshot, lanes=old.lanes, map=map, border=border).with_window(old.window)
+    new = plan_source(spec, FrozenSource(snapshot=snapshot, border=border), lanes=old.lanes, map=map).with_window(
+        old.window
+    )
     rest = rebase(old, new, epoch=place.number, step=place.step, began=began, map=map)
     rest.save(spec.work_dir)
     return replace(new, rebase=rest)
@@ -313,7 +315,7 @@ def resolve_frozen(
     state."""
 
     def plan_with(artifacts: ArtifactSetRef | None = None) -> Plan:
-        return plan_sources(spec, frozen, lanes=lanes, map=map, artifacts=artifacts, earlier=_snapshot_before)
+        return plan_sources(spec, frozen, lanes=lanes, map=map, artifacts=artifacts)
 
     snapshots = [each.snapshot for each in frozen]
     plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshots), start=start, features=features)
@@ -391,16 +393,6 @@ def _follow_request(spec: PipelineSpec, *, lanes: int, start: RunStart | None, m
         plan=lambda snapshot, before: require_step(spec, snapshot, lanes=lanes, map=map, earlier=lambda: before),
         start=start,
     )
-
-
-def _snapshot_before(spec: PipelineSpec, border: Border | None) -> Snapshot | None:
-    """The snapshot of the epoch before a border's, where its files are among those of the border's."""
-    follow = spec.source.follow
-    if border is None or not border.previous or follow is None or follow.epoch == "new":
-        return None
-    with contextlib.suppress(FeedlineError):
-        return Snapshot.load(spec.work_dir, load_border(spec.work_dir, border.previous).snapshot)
-    return None
 
 
 def _agreed_rebase(spec: PipelineSpec, state: Mapping[str, Any], start: RunStart, map: Map | None) -> tuple[str, str]:

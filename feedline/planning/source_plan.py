@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.blocks.environment import Environment
-from feedline.blocks.request import BlockDraws, BlockRequest, Job, PieceDraws, PieceRequest, kept_columns
+from feedline.blocks.request import BlockDraws, BlockRequest, Job, PieceDraws, PieceRequest
 from feedline.config import PipelineSpec
 from feedline.config.chosen_features import column_group_name
 from feedline.expressions import BoundExpression
@@ -131,7 +131,7 @@ class SourcePlan:
         """Compressed bytes that blocks read, per row group; the filter's columns count only where rows are filtered. A
         struct counts as a whole, whichever of its fields are read."""
         marking = [part for mark in self._read_columns.marks for part in mark.parts]
-        read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
+        read = frozenset([*self.features.parts, *self.job.kept_columns, *marking])
         whole = self.selection.kept_rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
         needs = deciding_parts(self.selection.proofs, self.where, self.sample, whole=whole, weigh=weigh)

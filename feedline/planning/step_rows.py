@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.permutation import permuted_rows
+from feedline.blocks.permutation import permutation
 from feedline.blocks.request import RowOrder
 from feedline.blocks.row_order import group_draws, order_values, ordered_rows
 from feedline.errors import PlanError
@@ -69,10 +69,10 @@ class StepRows:
 
     def order(self, block: Block) -> Int64s | None:
         """The order of a block's rows; None in plan order."""
-        order = self.plan.job.ordering
+        order = self.plan.job.order
         request = self.plan.request(block, self.epoch)
         if request.draws is not None and request.permutation is not None:
-            return permuted_rows(request.rows, None, *request.permutation)  # of the draws, which `locate` finds
+            return permutation(request.rows, *request.permutation)  # of the draws, which `locate` finds
         return ordered_rows(order, request, lambda index: self._order_values(block.pieces[index], order))
 
     def locate(self, split: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
@@ -129,7 +129,7 @@ class StepRows:
 
     def _drawn(self, group: int, draws: int) -> Int64s:
         """The kept indices of the rows of a row group that the epoch draws."""
-        plan, order = self.plan, self.plan.job.ordering
+        plan, order = self.plan, self.plan.job.order
         if not draws or order is None:
             return np.zeros(0, np.int64)
         column = read_kept_rows(plan, group, [order.column]).frame.get_column(order.column)

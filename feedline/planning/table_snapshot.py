@@ -93,15 +93,8 @@ def landed_listing(spec: PipelineSpec) -> Listing:
 
 def as_read(spec: PipelineSpec, snapshot: Snapshot) -> Snapshot:
     """The snapshot, whose files are read by the pipeline's decoder and through its cache of sources."""
-    return replace(snapshot, decoder=spec.source.decoder, source_cache=source_cache_of(spec))
-
-
-def source_cache_of(spec: PipelineSpec) -> CacheRef | None:
-    """The folder that keeps the column chunks of the pipeline's table; None unless `cache.mode` is `source`."""
-    cache = spec.cache
-    if cache is None or cache.mode != "source":
-        return None
-    return cache_ref(cache)
+    cache = cache_ref(spec.cache) if spec.cache is not None and spec.cache.mode == "source" else None
+    return replace(snapshot, decoder=spec.source.decoder, source_cache=cache)
 
 
 def cache_ref(cache: CacheSpec) -> CacheRef:

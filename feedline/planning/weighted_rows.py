@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.blocks.permutation import random_words
-from feedline.blocks.request import RowOrder
+from feedline.blocks.request import Draws
 from feedline.config import PipelineSpec
 from feedline.errors import NoStepError
 from feedline.warehouse.reading.fragment import nearest_hint
@@ -91,7 +91,7 @@ def draws_of_groups(sums: Integers, draws: int, *key: int | str) -> Int64s:
     return np.diff(until, prepend=offset // total).astype(np.int64)
 
 
-def weight_order(spec: PipelineSpec, snapshot: Snapshot) -> RowOrder | None:
+def weight_order(spec: PipelineSpec, snapshot: Snapshot) -> Draws | None:
     """How blocks draw rows by `shuffle.weights`. Raises SpecError where the table has no such column, or it does not
     hold numbers."""
     name = spec.shuffle.weights if spec.shuffle is not None else None
@@ -105,7 +105,7 @@ def weight_order(spec: PipelineSpec, snapshot: Snapshot) -> RowOrder | None:
     kind = snapshot.schema.field(name).type
     if not can_weigh(pl.from_arrow(snapshot.schema.empty_table().select([name])).dtypes[0]):  # type: ignore[union-attr]
         raise spec.error(_PATH, f"column {name!r} cannot weigh rows: got {kind}, expected integers, floats or booleans")
-    return RowOrder(column=name, kind="draws")
+    return Draws(name)
 
 
 def weigh_rows(

@@ -22,6 +22,7 @@ from pipelines import PATIENCE_S, eventually
 from feedline import Pipeline
 from feedline.blocks import jobs
 from feedline.blocks.jobs import UnknownJobError, check_job, compile_job, compile_like, find_job
+from feedline.blocks.request import Runs
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.config.cluster_section import ClusterSpec
 from feedline.config.features import FeatureSpec
@@ -168,7 +169,7 @@ def test_a_checked_job_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_digest_covers_all_fields(tmp_path: Path):
     job = planned(tmp_path, 3).source.job
     assert replace(job).digest == job.digest == pickle.loads(pickle.dumps(job)).digest
-    others = [replace(job, where="x > 1"), replace(job, by="c"), replace(job, features=job.features[1:])]
+    others = [replace(job, where="x > 1"), replace(job, order=Runs("c")), replace(job, features=job.features[1:])]
     others += [replace(job, environment=()), replace(job, artifacts=replace(job.artifacts, out_of_fold=False))]
     assert len({job.digest, *(other.digest for other in others)}) == 6
 

@@ -16,7 +16,7 @@ from feedline import Pipeline
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.compute import run_block
-from feedline.blocks.request import UNNAMED, Job, ReadEpochs, RowOrder
+from feedline.blocks.request import UNNAMED, Balance, Job, ReadEpochs
 from feedline.config.features import Expectation, FeatureInput, FeatureSpec, OpCall
 from feedline.planning.plan import Plan
 from feedline.transforms.registry.user_functions import RequiredFunction
@@ -73,7 +73,6 @@ def full_job() -> Job:
         features=(feature,),
         schema=b"schema",
         where="x > 0",
-        by="x",
         environment=(("feedline", "1"), ("cpu", "avx2")),
         artifacts=ArtifactSetRef(
             folder="/work/artifacts",
@@ -89,7 +88,7 @@ def full_job() -> Job:
         code=(RequiredFunction(op="f", function="m:f", folder="/pipelines", source="2" * 64),),
         cache=CacheRef(folder="/cache", size=1, free=2, shared=False, write_budget=0.5),
         auto=ReadEpochs(epochs=2, rows=3, row_groups=4, store_bytes=5),
-        order=RowOrder(column="y", kind="buckets", most=6, bounds=(7, 8)),
+        order=Balance("y", 6),
     )
 
 
@@ -120,7 +119,7 @@ def test_a_jobs_name_covers_every_field_that_counts():
         assert (other.digest == job.digest) == (names[-1] in UNNAMED), names
     assert {names[0] for names in changed} == {each.name for each in fields(Job) if each.init}
     assert {names[-1] for names in changed} & UNNAMED == {"path"}
-    optional = ("sample", "record", "cache", "auto", "order", "where", "by")
+    optional = ("sample", "record", "cache", "auto", "order", "where")
     assert len({job.digest, *(replace(job, **{name: None}).digest for name in optional)}) == 1 + len(optional)
 
 

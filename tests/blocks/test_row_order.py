@@ -9,12 +9,12 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.blocks.request import BlockRequest, PieceRequest, RowOrder
+from feedline.blocks.request import BlockRequest, PieceRequest, Runs
 from feedline.blocks.row_order import ordered_rows
 
 FRAGMENT: Any = None
 KEY = ("rows", 3, 0, 0, 0)
-BY_USER = RowOrder(column="user", kind="runs")
+BY_USER = Runs("user")
 
 
 def request_of(sizes: list[int], *, permuted: bool = True) -> BlockRequest:

@@ -57,7 +57,7 @@ def task_of(plan: Plan) -> tuple[Fragment, ...]:
 
 
 def check_of(plan: Plan, most: int = ROWS) -> RowCheck:
-    return RowCheck(job=replace(plan.source.job, by=None), unfitted=frozenset(), most=most)
+    return RowCheck(job=replace(plan.source.job, order=None), unfitted=frozenset(), most=most)
 
 
 def test_bad_rows_are_numbered_among_those_that_the_filter_keeps(tmp_path: Path):

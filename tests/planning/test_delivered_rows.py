@@ -11,7 +11,7 @@ from drawn_schedules import deliver, schedules
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.blocks.permutation import permuted_rows
+from feedline.blocks.permutation import permutation
 from feedline.planning.delivered_rows import find_delivered_rows
 from feedline.planning.schedule import Schedule, Tail
 
@@ -21,7 +21,7 @@ def order_of(schedule):
 
     def order(block):
         key = ("rows", schedule.seed, schedule.epoch, block.lane, block.index)
-        return permuted_rows(block.rows, None, *key) if schedule.shuffle else None
+        return permutation(block.rows, *key) if schedule.shuffle else None
 
     return order
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
-from feedline.blocks.request import RowOrder
+from feedline.blocks.request import Balance
 from feedline.errors import SpecError
 
 BUCKETS: dict[str, Any] = {"max_tokens": 16, "buckets": [2, 4], "length": "history"}
@@ -40,7 +40,7 @@ def pipeline_of(folder: Path, batch: dict[str, Any], **changes: Any) -> Pipeline
 def test_the_column_is_read_though_no_feature_reads_it(folder: Path):
     plan = pipeline_of(folder, {"size": 8, "balance": {"column": "history", "max": 3}}).plan()
     assert plan.source.columns == ("price", "history")
-    assert plan.source.job.ordering == RowOrder(column="history", kind="balance", most=3)
+    assert plan.source.job.order == Balance("history", 3)
     assert pipeline_of(folder, {"size": 8}).plan().source.columns == ("price",)
 
 

@@ -13,7 +13,7 @@ from drawn_schedules import deliver, schedules
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.blocks.permutation import permutation, permuted_rows
+from feedline.blocks.permutation import permutation, permuted_runs
 from feedline.blocks.row_order import balanced_rows
 from feedline.errors import PlanError
 from feedline.planning.schedule import Schedule, rank_lanes
@@ -119,7 +119,7 @@ def test_permutation_is_frozen():
 def test_runs_stay_together(lengths, seed):
     starts = np.cumsum([0, *lengths[:-1]])
     rows = sum(lengths)
-    order = permuted_rows(rows, starts, "rows", seed)
+    order = permuted_runs(rows, starts, "rows", seed)
     assert np.array_equal(np.sort(order), np.arange(rows))
     run = np.repeat(np.arange(len(lengths)), lengths)[order]
     assert np.count_nonzero(np.diff(run)) == len(lengths) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from feedline.blocks.permutation import permuted_rows
+from feedline.blocks.permutation import permutation
 from feedline.planning.schedule import Schedule
 
 TAILS = ("drop", "pad", "partial")
@@ -39,7 +39,7 @@ def block_rows(schedule, block):
     rows = [(piece.split, row) for piece in block.pieces for row in range(piece.start, piece.stop)]
     if schedule.shuffle:
         key = ("rows", schedule.seed, schedule.epoch, block.lane, block.index)
-        rows = [rows[i] for i in permuted_rows(len(rows), None, *key)]
+        rows = [rows[i] for i in permutation(len(rows), *key)]
     return rows
 
 

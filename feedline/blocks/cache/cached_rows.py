@@ -34,7 +34,7 @@ from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
 from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import piece_chunks
-from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_columns
+from feedline.blocks.request import BlockRequest, Job, PieceRequest, Runs
 from feedline.blocks.row_counts import RowCounts
 from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
@@ -126,7 +126,7 @@ class CachedRows:
         """Record the identities of a piece's rows, if the job does; only the columns that name them are read."""
         recorder = recorder_of(self._job.record, piece.fragment, piece.skip, piece.rows)
         if recorder is not None:
-            for _ in recorded(piece_chunks(self._compiled, piece, kept_columns(self._job)), recorder):
+            for _ in recorded(piece_chunks(self._compiled, piece, self._job.kept_columns), recorder):
                 pass
 
     def _segment(
@@ -309,11 +309,11 @@ class CachedRows:
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
         rows, quality = _encode(_compiled_of(self._job, self._compiled, self._job.features), piece, clock)
-        return CachedPart(rows, quality, None if self._job.ordering is None else self._read_order(piece))
+        return CachedPart(rows, quality, None if self._job.order is None else self._read_order(piece))
 
     def _read_order(self, piece: PieceRequest) -> pl.Series:
         """What orders the piece's rows."""
-        order = self._job.ordering
+        order = self._job.order
         assert order is not None
         chunks = piece_chunks(self._compiled, piece, [order.column])
         return pl.concat([chunk_order(order, chunk) for chunk in chunks])
@@ -395,8 +395,9 @@ def _kept_features(job: Job, names: Collection[str]) -> list[FeatureSpec]:
 
 def _compiled_of(job: Job, whole: CompiledJob, features: Sequence[FeatureSpec]) -> CompiledJob:
     """The job of some features alone."""
-    by = job.by if any(feature.dedup is not None for feature in features) else None  # it ends runs
-    alone = replace(job, features=tuple(features), by=by, order=None, record=None, cache=None, auto=None)
+    ends_runs = isinstance(job.order, Runs) and any(feature.dedup is not None for feature in features)
+    order = job.order if ends_runs else None
+    alone = replace(job, features=tuple(features), order=order, record=None, cache=None, auto=None)
     return compile_like(alone, whole)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from feedline.blocks.group_runs import RUN_ROWS
 from feedline.blocks.jobs import CompiledJob, CompiledPart
-from feedline.blocks.request import Job, RowOrder
+from feedline.blocks.request import Draws, Job, RowOrder, Runs
 from feedline.expressions import BoundExpression
 from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.user_code import function_codes
@@ -71,7 +71,7 @@ class EntryNames:
         self.columns: dict[str, str] = {}
         self.obstacles: dict[str, str] = {}
         self._codes: dict[tuple[str, str], FunctionCode] = {}  # of users' functions
-        self.order = None if job.ordering is None else _order_digest(job.ordering, compiled)
+        self.order = None if job.order is None else _order_digest(job.order, compiled)
         by = self.order if job.by is not None else None  # it ends runs
         marks = {mark.name: _types(mark, compiled) for mark in compiled.read.marks}
         of_groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
@@ -133,7 +133,7 @@ class EntryNames:
 
 def _order_digest(order: RowOrder, compiled: CompiledJob) -> str:
     """What is kept of a column that orders rows: its values, or the lengths of its lists."""
-    what = {"runs": "by", "draws": "weights"}.get(order.kind, "lengths")
+    what = "by" if isinstance(order, Runs) else "weights" if isinstance(order, Draws) else "lengths"
     return _digest([what, order.column, str(compiled.read.schema.field(order.column).type)])
 
 

@@ -24,7 +24,7 @@ from feedline.blocks.block_encoder import BlockEncoder, StageClock, expanded_chu
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import piece_chunks
-from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
+from feedline.blocks.request import BlockRequest, BlockResult, Buckets, Draws, Job, PieceRequest
 from feedline.blocks.row_order import chunk_order, ordered_rows
 from feedline.config.features import FeatureSpec
 from feedline.errors import PlanError
@@ -129,7 +129,7 @@ def decode_block(job: Job, compiled: CompiledJob, request: BlockRequest) -> Deco
 
 def order_block(job: Job, request: BlockRequest, pieces: Sequence[Sequence[Chunk]]) -> NDArray[np.int64] | None:
     """The order of a block's rows, from its decoded pieces; None: as they are."""
-    order = job.ordering
+    order = job.order
 
     def values(index: int) -> pl.Series:
         assert order is not None
@@ -140,8 +140,7 @@ def order_block(job: Job, request: BlockRequest, pieces: Sequence[Sequence[Chunk
 
 def encode_block(job: Job, compiled: CompiledJob, decoded: DecodedBlock, clock: StageClock) -> None:
     """Transform and encode the chunks of a block as its task does, for the features of `compiled`."""
-    order = job.ordering
-    permutes = decoded.index is not None and (order is None or order.permutes)
+    permutes = decoded.index is not None and not isinstance(job.order, Buckets | Draws)
     encoder = BlockEncoder(compiled, clock, whole=permutes and can_order(compiled.layout.schema))
     for chunks in decoded.pieces:
         encoder.begin_piece()
