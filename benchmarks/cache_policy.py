@@ -159,7 +159,7 @@ class StandIn:
             features=(
                 FeatureCost(
                     name="feature",
-                    transform_cpu_s=statistics.fmean(self.op_s),
+                    cpu_s=statistics.fmean(self.op_s),
                     store_bytes=source_bytes,
                     store_requests=1,
                     bytes=source_bytes * self.point.inflation,
@@ -209,7 +209,7 @@ class Outcome:
         costs = (
             f"{point.latency_s * 1e3:5.0f} {point.op_s * 1e3:5.0f} {point.inflation:5.1f} {point.disk_rate / 1e6:5.0f}"
         )
-        times = " ".join(f"{medians[mode]:6.2f} ({self.decision.seconds(mode) or 0.0:5.2f})" for mode in MODES)
+        times = " ".join(f"{medians[mode]:6.2f} ({self.decision.cost_s(mode) or 0.0:5.2f})" for mode in MODES)
         return f"{costs}  {times}  {self.decision.mode:8} {self.best:8} {'right' if self.right else 'WRONG'}"
 
 

@@ -25,7 +25,7 @@ from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 from feedline import Pipeline, Table
 from feedline.blocks.cache import auto_choice
 from feedline.blocks.cache.cache_costs import PolicyInputs
-from feedline.blocks.cache.cache_policy import CacheDecision, FeatureChoice
+from feedline.blocks.cache.cache_policy import CacheDecision
 from feedline.blocks.compute import pack_block, run_block
 from feedline.errors import CorruptFileError, TableChangedError
 from feedline.planning.plan import Plan
@@ -189,10 +189,7 @@ def test_auto_keeps_what_the_store_delivered_where_features_do_not_pay(
 
     def choose(inputs: PolicyInputs) -> CacheDecision:
         found.append(inputs)
-        choices = tuple(
-            FeatureChoice(name=each.name, keep=False, share=0, bytes=1, benefit_per_byte=0) for each in inputs.features
-        )
-        return CacheDecision(mode="source", writes=True, features=choices, predictions=(), reason="source: test")
+        return CacheDecision(mode="source", writes=True, kept={}, predictions=(), reason="source: test")
 
     monkeypatch.setattr(auto_choice, "choose_mode", choose)
     spec = {

@@ -254,10 +254,9 @@ class AutoChoice:
             later = choose_mode(replace(inputs, further_readings=inputs.further_readings + PATIENCE))
             if later.mode == "features" and later.writes:
                 return self._budgeted(later)
-        names = frozenset(each.name for each in decision.features if each.keep) if decision.writes else frozenset()
         return self._say(
             AutoFilling(
-                names=names,
+                names=frozenset(decision.kept if decision.writes else ()),
                 reads=decision.mode != "off" or self._slower is None,
                 source=decision.mode == "source",
                 budget=self._folder.budget,
@@ -268,7 +267,7 @@ class AutoChoice:
     def _budgeted(self, decision: CacheDecision) -> AutoFilling:
         return self._say(
             AutoFilling(
-                names=frozenset(each.name for each in decision.features if each.keep),
+                names=frozenset(decision.kept),
                 reads=True,
                 source=False,
                 budget=self._own_budget,

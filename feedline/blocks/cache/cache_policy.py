@@ -20,7 +20,7 @@ hit, less those of a copy from memory, per byte. It ends at the capacity, where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,75 +42,43 @@ TIE = 0.03  # of the least cost: a gain below it is not worth writing for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureChoice:
-    """Whether a feature is kept, and for which share of its row groups. bytes: of all its rows.
-
-    benefit_per_byte: thread seconds that a kept byte saves until the last expected reading.
-    """
-
-    name: str
-    keep: bool
-    share: float
-    bytes: float
-    benefit_per_byte: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModePrediction:
-    """What a mode takes. seconds: until the last epoch that is left ends. cost_s: with the further readings of others.
-
-    first_s, epoch_s: this epoch, and each later one. bytes_written: 0 where only what is there is read. kept: how many
-    features of the ranking.
-    """
+    """What a way to run the epochs that are left takes. first_s, epoch_s: this epoch, and each later one. cost_s: of
+    all that are left and the further readings of others. bytes_written: 0 where only what is there is read. kept: how
+    many features of the ranking."""
 
     mode: CacheMode
-    seconds: float
-    cost_s: float
     first_s: float
     epoch_s: float
-    bytes_written: float
+    cost_s: float
+    bytes_written: float = 0.0
     kept: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDecision:
-    """The chosen mode with its reason; features in the order of the pipeline.
-
-    writes: whether missing entries are written; else those that are there are read. predictions: the best of each mode,
-    `off` first.
-    """
+    """The chosen mode with its reason. writes: whether missing entries are written; else those that are there are read.
+    kept: of features that are kept, the share of their row groups. predictions: the best of each mode, `off` first."""
 
     mode: CacheMode
     writes: bool
-    features: tuple[FeatureChoice, ...]
+    kept: Mapping[str, float]
     predictions: tuple[ModePrediction, ...]
     reason: str
 
-    def seconds(self, mode: CacheMode) -> float | None:
-        """Predicted seconds until the last epoch ends; None: the mode is not to be had."""
-        return next((each.seconds for each in self.predictions if each.mode == mode), None)
+    def cost_s(self, mode: CacheMode) -> float | None:
+        """Predicted seconds; None: the mode is not to be had."""
+        return next((each.cost_s for each in self.predictions if each.mode == mode), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ranked:
-    """A feature in the ranking: the share that fits, and of that what is there; thread seconds that a reading saves."""
+    """A feature in the ranking: the share that fits, and of that what is there. bytes: of all its rows."""
 
     feature: FeatureCost
     share: float
     there: float
     bytes: float
-    saved_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A way to run the epochs that are left: times of this epoch and of later ones, bytes that are written."""
-
-    mode: CacheMode
-    first_s: float
-    epoch_s: float
-    written_bytes: float = 0.0
-    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,38 +108,39 @@ def choose_mode(inputs: PolicyInputs) -> CacheDecision:
     predictions = _predictions(inputs, ranking)
     least = min(each.cost_s for each in predictions)
     tied = [each for each in predictions if each.cost_s <= (1 + TIE) * least]
-    return _decision(inputs, ranking, predictions, min(tied, key=lambda each: each.bytes_written))
+    chosen = min(tied, key=lambda each: each.bytes_written)
+    return CacheDecision(
+        mode=chosen.mode,
+        writes=chosen.bytes_written > 0,
+        kept={each.feature.name: each.share for each in ranking[: chosen.kept]},
+        predictions=predictions,
+        reason=_reason(inputs, predictions, chosen),
+    )
 
 
 def _predictions(inputs: PolicyInputs, ranking: Sequence[_Ranked]) -> tuple[ModePrediction, ...]:
     """Predict the best candidate of each mode; a mode that can keep nothing is left out."""
     off_s = epoch_seconds(inputs, computing(inputs, (*inputs.features, inputs.shared)))
-    candidates = [_Candidate(mode="off", first_s=off_s, epoch_s=off_s)]
+    best = {"off": _predict(inputs, "off", off_s, off_s)}
     if inputs.epochs_left:
-        candidates += [*_source_candidates(inputs, off_s), *_feature_candidates(inputs, ranking, off_s)]
-    best: dict[CacheMode, ModePrediction] = {}
-    for prediction in (_prediction(inputs, each) for each in candidates):
-        present = best.setdefault(prediction.mode, prediction)
-        if (prediction.cost_s, prediction.bytes_written) < (present.cost_s, present.bytes_written):
-            best[prediction.mode] = prediction
+        for prediction in (*_source_candidates(inputs, off_s), *_feature_candidates(inputs, ranking, off_s)):
+            present = best.setdefault(prediction.mode, prediction)
+            if (prediction.cost_s, prediction.bytes_written) < (present.cost_s, present.bytes_written):
+                best[prediction.mode] = prediction
     return tuple(best.values())
 
 
-def _prediction(inputs: PolicyInputs, candidate: _Candidate) -> ModePrediction:
-    later = max(0, inputs.epochs_left - 1)
-    seconds = candidate.first_s + later * candidate.epoch_s if inputs.epochs_left else 0.0
+def _predict(
+    inputs: PolicyInputs, mode: CacheMode, first_s: float, epoch_s: float, bytes_written: float = 0.0, kept: int = 0
+) -> ModePrediction:
+    seconds = first_s + max(0, inputs.epochs_left - 1) * epoch_s if inputs.epochs_left else 0.0
+    cost_s = seconds + inputs.further_readings * epoch_s
     return ModePrediction(
-        mode=candidate.mode,
-        seconds=seconds,
-        cost_s=seconds + inputs.further_readings * candidate.epoch_s,
-        first_s=candidate.first_s,
-        epoch_s=candidate.epoch_s,
-        bytes_written=candidate.written_bytes,
-        kept=candidate.kept,
+        mode=mode, first_s=first_s, epoch_s=epoch_s, cost_s=cost_s, bytes_written=bytes_written, kept=kept
     )
 
 
-def _source_candidates(inputs: PolicyInputs, off_s: float) -> Iterator[_Candidate]:
+def _source_candidates(inputs: PolicyInputs, off_s: float) -> Iterator[ModePrediction]:
     """Column chunks on local disk, missing ones written or not."""
     costs = (*inputs.features, inputs.shared)
     needed_bytes = inputs.rows * sum(each.store_bytes for each in costs)
@@ -184,14 +153,12 @@ def _source_candidates(inputs: PolicyInputs, off_s: float) -> Iterator[_Candidat
     def read(hit: float) -> EpochLoad:
         return everything.plus(fetched, -hit).plus(hitting(inputs, hit * needed_bytes, 0.0))
 
-    kept_s = epoch_seconds(inputs, read(share))
     written_bytes = (share - there) * needed_bytes
-    filling_s = epoch_seconds(inputs, read(there).plus(writing(inputs, written_bytes)))
-    read_s = epoch_seconds(inputs, read(there)) if there else None
-    yield from _filled_or_read("source", off_s, kept_s, filling_s, read_s, written_bytes, 0)
+    loads = read(share), read(there).plus(writing(inputs, written_bytes)), read(there) if there else None
+    yield from _filled_or_read(inputs, "source", off_s, loads, written_bytes)
 
 
-def _feature_candidates(inputs: PolicyInputs, ranking: Sequence[_Ranked], off_s: float) -> Iterator[_Candidate]:
+def _feature_candidates(inputs: PolicyInputs, ranking: Sequence[_Ranked], off_s: float) -> Iterator[ModePrediction]:
     """The first features of the ranking, one more in each, missing entries written or not."""
     shared = computing(inputs, (inputs.shared,))
     kept = there = computing(inputs, inputs.features)  # what is computed, of the entries kept and of those there
@@ -206,29 +173,27 @@ def _feature_candidates(inputs: PolicyInputs, ranking: Sequence[_Ranked], off_s:
         read = there.plus(shared, 1 - min((other.there for other in whole), default=0.0))
         later, read = later.plus(hits.load(inputs, rest_hit_s)), read.plus(hits_there.load(inputs, rest_hit_s))
         written_bytes, laid_s = hits.bytes - hits_there.bytes, all_hit_s * (1 - hits_there.most)
-        filling = read.plus(writing(inputs, written_bytes, laid_s))
-        read_s = epoch_seconds(inputs, read) if hits_there.features else None
-        times = epoch_seconds(inputs, later), epoch_seconds(inputs, filling)
-        yield from _filled_or_read("features", off_s, *times, read_s, written_bytes, count)
+        loads = later, read.plus(writing(inputs, written_bytes, laid_s)), read if hits_there.features else None
+        yield from _filled_or_read(inputs, "features", off_s, loads, written_bytes, count)
 
 
 def _filled_or_read(
+    inputs: PolicyInputs,
     mode: CacheMode,
     off_s: float,
-    kept_s: float,
-    filling_s: float,
-    read_s: float | None,
+    loads: tuple[EpochLoad, EpochLoad, EpochLoad | None],
     written_bytes: float,
-    count: int,
-) -> Iterator[_Candidate]:
-    """Missing entries written in this epoch, or those that are there read (None: none are). Neither counts on
-    bottlenecks that overlap."""
-    least_s = min(kept_s, off_s)
-    first_s = max(filling_s, least_s)
-    yield _Candidate(mode=mode, first_s=first_s, epoch_s=kept_s, written_bytes=written_bytes, kept=count)
-    if read_s is not None:
-        read_s = max(read_s, least_s)
-        yield _Candidate(mode=mode, first_s=read_s, epoch_s=read_s, kept=count)
+    kept: int = 0,
+) -> Iterator[ModePrediction]:
+    """Missing entries written in this epoch, or those that are there read. Neither counts on bottlenecks that overlap.
+    loads: of an epoch from the cache, of one that fills it, and of one that reads what is there (None: nothing)."""
+    later, filling, read = loads
+    later_s = epoch_seconds(inputs, later)
+    least_s = min(later_s, off_s)
+    yield _predict(inputs, mode, max(epoch_seconds(inputs, filling), least_s), later_s, written_bytes, kept)
+    if read is not None:
+        read_s = max(epoch_seconds(inputs, read), least_s)
+        yield _predict(inputs, mode, read_s, read_s, kept=kept)
 
 
 def _ranking(inputs: PolicyInputs) -> list[_Ranked]:
@@ -237,14 +202,14 @@ def _ranking(inputs: PolicyInputs) -> list[_Ranked]:
     ranked = [(each, _saved_s(inputs, each)) for each in inputs.features]
     ranked.sort(key=lambda pair: (pair[1] <= 0, pair[0].warm < 0.5, -pair[1] / max(pair[0].bytes, 1e-3)))
     ranking, left_bytes = [], inputs.capacity_bytes
-    for feature, saved_s in ranked:
+    for feature, _ in ranked:
         total = inputs.rows * feature.bytes
         share = min(1.0, left_bytes / total) if total else 1.0
         if not share or not inputs.capacity_bytes:
             break
         left_bytes = max(0.0, left_bytes - share * total)
         there = min(share, feature.warm)
-        ranking.append(_Ranked(feature=feature, share=share, there=there, bytes=total, saved_s=saved_s))
+        ranking.append(_Ranked(feature=feature, share=share, there=there, bytes=total))
     return ranking
 
 
@@ -253,33 +218,6 @@ def _saved_s(inputs: PolicyInputs, feature: FeatureCost) -> float:
     copied_s = inputs.rows * feature.bytes / inputs.cache.memory_bytes_per_s
     hit_s = copied_s + decoding_s(inputs, inputs.rows * feature.bytes, inputs.rows * feature.hit_cpu_s)
     return computing(inputs, (feature,)).thread_s - hit_s - inputs.row_groups * inputs.cache.feature_s
-
-
-def _decision(
-    inputs: PolicyInputs, ranking: Sequence[_Ranked], predictions: tuple[ModePrediction, ...], chosen: ModePrediction
-) -> CacheDecision:
-    shares = {each.feature.name: each.share for each in ranking[: chosen.kept]}
-    return CacheDecision(
-        mode=chosen.mode,
-        writes=chosen.bytes_written > 0,
-        features=tuple(_feature_choice(inputs, each, shares.get(each.name, 0.0)) for each in inputs.features),
-        predictions=predictions,
-        reason=_reason(inputs, predictions, chosen),
-    )
-
-
-def _feature_choice(inputs: PolicyInputs, feature: FeatureCost, share: float) -> FeatureChoice:
-    readings = max(0, inputs.epochs_left - 1) + inputs.further_readings
-    total = inputs.rows * feature.bytes
-    written_s, _ = inputs.cache.write_s((1 - feature.warm) * total)
-    benefit_s = readings * _saved_s(inputs, feature) - written_s
-    return FeatureChoice(
-        name=feature.name,
-        keep=share > 0,
-        share=share,
-        bytes=total,
-        benefit_per_byte=benefit_s / total if total >= 1 else benefit_s,
-    )
 
 
 def _reason(inputs: PolicyInputs, predictions: Sequence[ModePrediction], chosen: ModePrediction) -> str:
@@ -299,8 +237,6 @@ def _off_reason(inputs: PolicyInputs, off: ModePrediction, others: Sequence[Mode
     taken = f"{_seconds(off.epoch_s)} per epoch"
     if not others:
         return f"{taken}, and nothing that fits is faster to read; {_remaining(inputs)}"
-    if inputs.trainer_rows_per_s and off.epoch_s <= inputs.rows / inputs.trainer_rows_per_s:
-        return f"{taken}, the trainer's pace; {_remaining(inputs)}"
     best = min(others, key=lambda each: each.cost_s)
     return f"{taken}; {best.mode} would take {_comparison(best, off)}; {_remaining(inputs)}"
 

@@ -157,9 +157,9 @@ class FeatureMeasurements:
             share = store_bytes / max(together.wait_s, _SMALL)  # bytes of a second of waiting
 
             def cost(name: str, cpu_s: float, wait_s: float, hit_s: float = 0.0) -> FeatureCost:
-                waits = {"store_bytes": wait_s * share} if store_bytes else {"read_cpu_s": wait_s}
                 size = self._bytes.get(name, 0.0)
-                return FeatureCost(name=name, transform_cpu_s=cpu_s, bytes=size, hit_cpu_s=hit_s, **waits)
+                waits = {"cpu_s": cpu_s, "store_bytes": wait_s * share} if store_bytes else {"cpu_s": cpu_s + wait_s}
+                return FeatureCost(name=name, bytes=size, hit_cpu_s=hit_s, **waits)
 
             features, found_s = list[FeatureCost](), dict[str, float]()
             for each, cpu_s, wait_s in zip(self._classes, own_cpu_s, own_wait_s, strict=True):

@@ -31,7 +31,7 @@ class Injected(FeatureMeasurements):
     def costs(self, store_bytes: float = 0.0) -> MeasuredFeatures:
         waits = {"store_bytes": store_bytes / len(self._features)} if store_bytes else {}
         features = tuple(
-            FeatureCost(name=name, transform_cpu_s=us * MICRO, bytes=size, hit_cpu_s=size * 1e-10, **waits)
+            FeatureCost(name=name, cpu_s=us * MICRO, bytes=size, hit_cpu_s=size * 1e-10, **waits)
             for name, (us, size) in self._features.items()
         )
         return MeasuredFeatures(

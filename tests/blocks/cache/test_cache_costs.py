@@ -1,8 +1,7 @@
-"""Are the formulas of an epoch right at their ends, and are impossible measurements refused?"""
+"""Are the formulas of an epoch right at their ends?"""
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from random import Random
 from typing import Any
@@ -29,7 +28,7 @@ RATES = CacheRates(read_bytes_per_s=1e8, write_bytes_per_s=5e7, memory_bytes_per
 
 def inputs(**changes: Any) -> PolicyInputs:
     values: dict[str, Any] = {
-        "features": (FeatureCost(name="a", read_cpu_s=1e-6, transform_cpu_s=2e-6, encode_cpu_s=1e-6, store_bytes=50),),
+        "features": (FeatureCost(name="a", cpu_s=4e-6, store_bytes=50),),
         "shared": FeatureCost(name="shared", store_requests=1e-4),
         "store": StoreRates(latency_s=0.05, bytes_per_s=1e8, parallel=2),
         "cache": RATES,
@@ -46,7 +45,6 @@ def test_an_epoch_is_as_slow_as_its_slowest_resource():
     load = EpochLoad(thread_s=4, store_s=1, disk_s=1)
     assert epoch_seconds(inputs(), load) == 2
     assert epoch_seconds(inputs(threads=8), load) == 1
-    assert epoch_seconds(inputs(trainer_rows_per_s=1e5), load) == 10
 
 
 def test_computing_waits_for_requests_and_bytes_of_the_store():
@@ -96,23 +94,6 @@ def test_hits_of_an_lru_under_a_new_order_per_epoch(memory: int):
 @given(st.floats(0, 1e18), st.floats(0, 1e18), st.floats(0, 1e18))
 def test_more_memory_hits_more(memory: float, more: float, kept: float):
     assert 0 <= hit_share(memory, kept) <= hit_share(memory + more, kept) + 1e-9 <= 1 + 1e-9
-
-
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_impossible_measurements_are_refused(value: float):
-    with pytest.raises(ValueError, match="transform_cpu_s of FeatureCost: got"):
-        FeatureCost(name="a", transform_cpu_s=value)
-    with pytest.raises(ValueError, match="bytes_per_s of StoreRates: got"):
-        StoreRates(bytes_per_s=value)
-    with pytest.raises(ValueError, match="threads of PolicyInputs: got"):
-        inputs(threads=value)
-
-
-def test_a_share_is_at_most_one():
-    with pytest.raises(ValueError, match=r"warm of feature a is a share: got 1\.5"):
-        FeatureCost(name="a", warm=1.5)
-    with pytest.raises(ValueError, match="source_warm is a share"):
-        inputs(source_warm=2.0)
 
 
 def fields_of(rates: CacheRates) -> dict[str, float]:

@@ -20,7 +20,7 @@ from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.cache import auto_choice, cached_rows, entry_names
 from feedline.blocks.cache.cache_costs import PolicyInputs
-from feedline.blocks.cache.cache_policy import CacheDecision, FeatureChoice
+from feedline.blocks.cache.cache_policy import CacheDecision
 from feedline.blocks.compute import run_block
 from feedline.errors import CorruptFileError, DataError, TableChangedError
 from feedline.loader.encoding.shuffled_rows import Rows
@@ -332,11 +332,8 @@ def decides(monkeypatch: pytest.MonkeyPatch, kept: set[str] | None, mode: str = 
     """Let `auto` keep some features, or all."""
 
     def choose(inputs: PolicyInputs) -> CacheDecision:
-        choices = tuple(
-            FeatureChoice(name=each.name, keep=kept is None or each.name in kept, share=1, bytes=1, benefit_per_byte=1)
-            for each in inputs.features
-        )
-        return CacheDecision(mode=mode, writes=mode != "off", features=choices, predictions=(), reason=f"{mode}: test")
+        shares = {each.name: 1.0 for each in inputs.features if kept is None or each.name in kept}
+        return CacheDecision(mode=mode, writes=mode != "off", kept=shares, predictions=(), reason=f"{mode}: test")
 
     monkeypatch.setattr(auto_choice, "choose_mode", choose)
 

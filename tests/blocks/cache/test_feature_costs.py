@@ -92,11 +92,11 @@ def test_each_class_costs_what_it_takes_and_what_is_common_counts_once(seconds: 
 def test_waiting_is_computing_of_a_local_table_and_bytes_of_a_remote_one():
     classes = [frozenset({"a"}), frozenset({"b", "c"})]
     _, local = measured(Machine(dict.fromkeys("abc", 1.0), shared_s=0.0, wait_s=3.0), classes)
-    assert [each.read_cpu_s * ROWS for each in local.features] == pytest.approx([3, 3, 3])
+    assert [each.cpu_s * ROWS for each in local.features] == pytest.approx([4, 4, 4])
     assert (local.wait_s, local.features[0].store_bytes) == (0, 0)
     _, remote = measured(Machine(dict.fromkeys("abc", 1.0), shared_s=0.0, wait_s=3.0), classes, store_bytes=30.0)
     assert [each.store_bytes for each in remote.features] == pytest.approx([10, 10, 10])
-    assert (remote.wait_s * ROWS, remote.features[0].read_cpu_s) == (pytest.approx(9), 0)
+    assert (remote.wait_s * ROWS, remote.features[0].cpu_s * ROWS) == pytest.approx((9, 1))
 
 
 def test_segments_of_which_something_was_found_are_not_measured():
