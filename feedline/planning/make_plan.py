@@ -92,10 +92,11 @@ def load_frozen(spec: PipelineSpec, name: str, taken: Sequence[Snapshot] | None 
     for index, (source, source_name) in enumerate(zip(spec.per_source(), snapshot_names(spec, name), strict=True)):
         of_border, rest = split_name(source_name)
         id, border_id = split_border(of_border)
+        snapshot = as_read(source, Snapshot.load(source.work_dir, id)) if taken is None else taken[index]
         border = None if border_id is None else load_border(source.work_dir, border_id)
         frozen.append(
             FrozenSource(
-                snapshot=as_read(source, Snapshot.load(source.work_dir, id)) if taken is None else taken[index],
+                snapshot=snapshot,
                 rebase=None if rest is None else Rebase.load(source.work_dir, rest),
                 border=border,
                 earlier=partial(_snapshot_before, source, border),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from coded_blocks import write_table
 
 from feedline.blocks.block_encoder import BlockEncoder
 
@@ -26,3 +28,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(BlockEncoder, "_encode_coded", encode_coded)
     monkeypatch.setattr(BlockEncoder, "_encode_part", encode_part)
     return names
+
+
+@pytest.fixture(scope="session")
+def coded_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table of `coded_blocks`, which no test changes."""
+    return write_table(tmp_path_factory.mktemp("codes") / "table")

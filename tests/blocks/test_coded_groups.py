@@ -11,28 +11,23 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from coded_blocks import needs_kernel, on_codes_and_rows, outcome, pipeline
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_runs import write_in_place
 
-from feedline import Pipeline
-from feedline.blocks.block_encoder import BlockEncoder
 from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows
-from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.errors import FeedlineError
-from feedline.native import parquet as native
-from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.parquet.repeated_rows import run_starts_at
 from feedline.warehouse.reading import row_filter
 
-needs_kernel = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
 ROWS, ROW_GROUP, SESSION = 3000, 700, 6
 NAN = float(np.array([0x7FF8000000000001], np.uint64).view(np.float64)[0])
 WORDS = ["", "a", "Zürich", "long " * 9, None]
 GROUP = ("word", "number", "history", "tags", "scores", "unclean", "item")
-CODED = {"word", "number", "history", "tags", "scores"}
+CODED = {"word", "number", "history", "tags", "scores", "other"}
 FEATURES: dict[str, Any] = {
     "dense": {
         "number": [{"cast": "float32"}, {"fill_null": 0.25}, "log1p"],
@@ -105,112 +100,62 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-def pipeline(table: Path, folder: Path, **changes: Any) -> Pipeline:
-    return Pipeline.from_dict(
-        {
-            "version": 1,
-            "name": "groups",
-            "work_dir": str(folder / "work"),
-            "source": {"table": str(table), **changes.pop("source", {})},
-            "features": FEATURES,
-            "batch": {"size": 256, "tail": "partial"},
-            "shuffle": {"seed": 1, "window_rows": 1500, "by": "session"},
-            "dedup": {"user": {"columns": list(GROUP)}},
-            **changes,
-        }
-    )
+CHANGES: dict[str, Any] = {
+    "features": FEATURES,
+    "shuffle": {"seed": 1, "window_rows": 1500, "by": "session"},
+    "dedup": {"user": {"columns": list(GROUP)}},
+}
 
 
-def arrays_of(batch: Any) -> list[bytes]:
-    tensors = [batch.dense, batch.categorical, batch.labels, batch.extra["row"]]
-    tensors += [each for one in batch.sparse.values() for each in (one.values, one.lengths)]
-    for group in batch.groups.values():
-        tensors += [group.inverse, group.dense, group.categorical]
-        tensors += [each for one in group.sparse.values() for each in (one.values, one.lengths)]
-    return [np.ascontiguousarray(tensor.numpy()).tobytes() for tensor in tensors]
-
-
-def outcome(made: Pipeline, *, expanded: bool = False) -> Any:
-    """All bytes of all batches, and the quality of blocks; or the error."""
-    try:
-        batches = [arrays_of(batch.expanded() if expanded else batch) for batch in made.batches()]
-        plan = made.plan()
-        blocks = list(plan.source.schedule(0).blocks(0, everything=True))
-        found = [run_block(plan.source.job, plan.request(block, 0), "k", packed=False).quality for block in blocks]
-    except FeedlineError as error:
-        return type(error), str(error)
-    assert len(batches) > 3
-    return batches, [quality.to_bytes() for quality in found]
-
-
-class Counter:
-    """Counts the columns of groups that are computed on dictionaries, and the rows that are computed as rows."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.columns: set[str] = set()
-        whole = BlockEncoder._encode_coded
-
-        def encode(encoder: Any, part: Any, coded: DictionaryFrame, repeats: Any = None) -> Any:
-            if part.columns:
-                self.columns |= set(coded.dictionaries)
-            return whole(encoder, part, coded, repeats)
-
-        monkeypatch.setattr(BlockEncoder, "_encode_coded", encode)
-
-
-SOURCES: list[dict[str, Any]] = [
-    {},
-    {"where": "row % 3 > 0 and clicked == 1"},
-    {"where": "word == 'a' or row < 2000"},
-    {"sample": {"fraction": 0.5, "seed": 4}},
-]
+def stores_runs(table: Path) -> bool:
+    return pq.read_schema(table / "0.parquet").get_field_index("__run_user") >= 0
 
 
 @needs_kernel
 @pytest.mark.filterwarnings("ignore:feature 'unclean'", "ignore:feature 'scores'")
-@pytest.mark.parametrize("source", SOURCES, ids=str)
-def test_groups_are_those_computed_on_rows(
-    table: Path, tmp_path: Path, source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize(
+    "source",
+    [
+        {},
+        {"where": "row % 3 > 0 and clicked == 1"},
+        {"where": "word == 'a' or row < 2000"},
+        {"sample": {"fraction": 0.5, "seed": 4}},
+    ],
+    ids=str,
+)
+def test_groups_are_those_computed_on_rows(table: Path, tmp_path: Path, source: dict[str, Any], computed: set[str]):
     """And, expanded, the rows of a pipeline without groups, of which quality counts the same."""
-    pipeline(table, tmp_path, source=source).fit()
-    assert set(compile_job(pipeline(table, tmp_path, source=source).plan().source.job).read.coded) == {*CODED, "other"}
-    counter = Counter(monkeypatch)
-    coded = outcome(pipeline(table, tmp_path, source=source))
-    expanded = outcome(pipeline(table, tmp_path, source=source), expanded=True)
-    if "word" in source.get("where", "") and pq.read_schema(table / "0.parquet").get_field_index("__run_user") >= 0:
-        assert counter.columns >= CODED - {"word"}
-    else:
-        assert counter.columns == CODED
-    plain = outcome(pipeline(table, tmp_path, source=source, dedup={}))
-    assert expanded == plain
-    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
-    counter.columns.clear()
-    assert coded == outcome(pipeline(table, tmp_path, source=source))
-    assert not counter.columns
-    assert plain == outcome(pipeline(table, tmp_path, source=source, dedup={}))
+    changes = {**CHANGES, "source": source}
+    pipeline(table, tmp_path, **changes).fit()
+    assert set(compile_job(pipeline(table, tmp_path, **changes).plan().source.job).coded) == CODED
+    coded = outcome(pipeline(table, tmp_path, **changes))
+    if not ("word" in source.get("where", "") and stores_runs(table)):  # else some chunks have the words
+        assert computed == CODED
+    expanded = outcome(pipeline(table, tmp_path, **changes), expanded=True)
+    plain = {**changes, "dedup": {}}
+    assert expanded == outcome(pipeline(table, tmp_path, **plain), expanded=True)
+    assert coded == outcome(pipeline(table, tmp_path, "arrow", **changes))
+    assert not computed
+    assert expanded == outcome(pipeline(table, tmp_path, "arrow", **plain), expanded=True)
 
 
 @needs_kernel
 @pytest.mark.filterwarnings("ignore:feature 'unclean'", "ignore:feature 'scores'")
 def test_strings_of_groups_are_codes_where_filter_and_sample_need_their_values(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: Path, tmp_path: Path, computed: set[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(row_filter, "_LEAST_STRINGS", 0)
     sample = {"fraction": 0.7, "seed": 4, "key": ["word", "number"]}
-    source = {"where": "word != other or tags.list.len() > 1", "sample": sample}
-    pipeline(table, tmp_path, source=source).fit()
-    counter = Counter(monkeypatch)
-    coded = outcome(pipeline(table, tmp_path, source=source))
-    assert counter.columns >= {"history", "scores"}
-    assert (counter.columns >= CODED) or pq.read_schema(table / "0.parquet").get_field_index("__run_user") >= 0
-    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
-    assert coded == outcome(pipeline(table, tmp_path, source=source))
+    changes = {**CHANGES, "source": {"where": "word != other or tags.list.len() > 1", "sample": sample}}
+    pipeline(table, tmp_path, **changes).fit()
+    coded = outcome(pipeline(table, tmp_path, **changes))
+    assert computed >= ({"history", "scores"} if stores_runs(table) else CODED)
+    assert coded == outcome(pipeline(table, tmp_path, "arrow", **changes))
     assert isinstance(coded[0], list)
 
 
 @needs_kernel
-def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, computed: set[str]):
     """Also strings of which an expression, too, is a feature; of lists, all elements."""
     features = {
         "dense": {"length": {"expr": "word.str.len_chars()", "ops": [{"fill_null": 0}]}},
@@ -218,17 +163,13 @@ def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, mo
         "sparse": {"history": [{"first_x": 2}, {"fill_null": 3}], "tags": [{"first_x": 2}, {"hash_bucket": 10}]},
         "extra": ["row"],
     }
-    changes: dict[str, Any] = {
-        "features": features,
-        "dedup": {"user": {"columns": ["word", "history"]}, "tagged": {"columns": ["tags"]}},
-    }
-    counter = Counter(monkeypatch)
+    dedup = {"user": {"columns": ["word", "history"]}, "tagged": {"columns": ["tags"]}}
+    changes = {**CHANGES, "features": features, "dedup": dedup}
     made = pipeline(table, tmp_path, **changes)
-    assert compile_job(made.plan().source.job).read.coded == {"word": 0, "history": 0, "other": 0, "tags": 0}
+    assert compile_job(made.plan().source.job).coded == {"word": 0, "history": 0, "other": 0, "tags": 0}
     coded = outcome(made)
-    assert counter.columns >= {"history", "tags"}
-    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
-    assert coded == outcome(pipeline(table, tmp_path, **changes))
+    assert computed >= {"history", "tags"}
+    assert coded == outcome(pipeline(table, tmp_path, "arrow", **changes))
 
 
 @needs_kernel
@@ -239,31 +180,19 @@ def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, mo
         {"categorical": {"word": [{"fill_null": "x"}, {"cast": "int64"}]}},
         {"sparse": {"history": [{"first_x": 9}]}},
         {"sparse": {"scores": {"column": "scores", "ops": [], "on_nonfinite": "error"}}},
-        {
-            "dense": {
-                "number": {
-                    "column": "number",
-                    "ops": [{"cast": "float32"}, {"fill_null": 0}, "log"],
-                    "on_nonfinite": "error",
-                }
-            }
-        },
+        {"dense": {"number": {"column": "number", "on_nonfinite": "error",
+                              "ops": [{"cast": "float32"}, {"fill_null": 0}, "log"]}}},
     ],
     ids=str,
-)
-def test_errors_are_those_of_rows(table: Path, tmp_path: Path, features: dict, monkeypatch: pytest.MonkeyPatch):
-    changes: dict[str, Any] = {
-        "features": {**features, "extra": ["row"]},
-        "dedup": {"user": {"columns": [name for group in features.values() for name in group]}},
-        "source": {"where": "row % 5 != 1"},
-    }
-    coded = outcome(pipeline(table, tmp_path, **changes))
-    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
-    rows = outcome(pipeline(table, tmp_path, **changes))
-    assert coded == rows
-    assert issubclass(rows[0], FeedlineError)
-    assert "row group" in rows[1]
-    assert ", row " in rows[1]
+)  # fmt: skip
+def test_errors_are_those_of_rows(table: Path, tmp_path: Path, features: dict[str, Any], computed: set[str]):
+    columns = [name for group in features.values() for name in group]
+    changes = {"features": {**features, "extra": ["row"]}, "dedup": {"user": {"columns": columns}}}
+    source = {"where": "row % 5 != 1"}
+    kind, message = on_codes_and_rows(table, tmp_path, computed, set(), **{**CHANGES, **changes, "source": source})
+    assert issubclass(kind, FeedlineError)
+    assert "row group" in message
+    assert ", row " in message
 
 
 @st.composite

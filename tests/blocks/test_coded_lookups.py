@@ -10,18 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from coded_blocks import IDS, WORDS, needs_kernel, on_codes_and_rows, pipeline
 from own_modules import own_modules
-from pipelines import image
 
-from feedline import Pipeline
-from feedline.blocks.compute import run_block
 from feedline.errors import FeedlineError
-from feedline.native import parquet as native
 
-pytestmark = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
-ROWS, GROUP = 3000, 700
-ITEMS = [*range(-3, 40), 2**40]
-SHOPS = ["", "a", "Zürich", "long " * 9]
+pytestmark = needs_kernel
 FUNCTIONS = """
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,37 +42,15 @@ def small(x):
 """
 
 
-def few(random: np.random.Generator, values: list[Any], count: int, nulls: float = 0.0) -> list[Any]:
-    chosen = [values[index] for index in random.integers(0, len(values), count)]
-    return [None if lost else value for value, lost in zip(chosen, random.random(count) < nulls, strict=True)]
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of two files, in whose row groups keys repeat, and a side table without some of the keys."""
-    folder, random = tmp_path_factory.mktemp("lookups"), np.random.default_rng(7)
-    items = few(random, ITEMS, ROWS, 0.1)
-    lists = [few(random, ITEMS, int(length), 0.05) for length in random.integers(0, 9, ROWS)]
-    table = pa.table(
-        {
-            "row": pa.array(range(ROWS)),
-            "item": pa.array(items, pa.int64()),
-            "full": pa.array(few(random, ITEMS, ROWS), pa.int64()),
-            "shop": pa.array(few(random, SHOPS, ROWS, 0.1), pa.string()),
-            "user": pa.array([f"user {number}" for number in random.integers(0, 40, ROWS)]),
-            "history": pa.array([None if number % 17 == 0 else each for number, each in enumerate(lists)]),
-            "tags": pa.array([few(random, SHOPS, int(n)) for n in random.integers(0, 4, ROWS)], pa.list_(pa.string())),
-            "filled": pa.array([[value or 0 for value in each] for each in lists], pa.list_(pa.int64())),
-            "clicked": pa.array(few(random, [0, 1], ROWS), pa.int8()),
-            "priced": pa.array([item in {*ITEMS[2::2]} for item in items]),
-        }
-    )
-    (folder / "table").mkdir()
-    pq.write_table(table.slice(0, ROWS // 2), folder / "table" / "0.parquet", row_group_size=GROUP)
-    pq.write_table(table.slice(ROWS // 2), folder / "table" / "1.parquet", row_group_size=GROUP)
-    side = {"item": [*ITEMS[::2], None], "price": [None, *np.arange(len(ITEMS[::2])) / 3.0], "rank": range(23)}
-    pq.write_table(pa.table({**side, "brand": [f"b{number % 5}" for number in range(23)]}), folder / "items.parquet")
-    pq.write_table(pa.table({"shop": SHOPS[1:], "size": pa.array([7, 8, 9], pa.int16())}), folder / "shops.parquet")
+def folder(coded_table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Side tables without some of the keys."""
+    folder, keys = tmp_path_factory.mktemp("lookups"), [*IDS[::2], None]
+    count = len(keys)
+    side = {"item": keys, "price": [None, *np.arange(count - 1) / 3.0], "rank": range(count)}
+    pq.write_table(pa.table({**side, "brand": [f"b{number % 5}" for number in range(count)]}), folder / "items.parquet")
+    pq.write_table(pa.table({"shop": WORDS[1:], "size": pa.array([7, 8, 9], pa.int16())}), folder / "shops.parquet")
+    (folder / "coded_functions.py").write_text(FUNCTIONS)
     return folder
 
 
@@ -101,16 +73,16 @@ def lookups(folder: Path) -> dict[str, Any]:
     return {
         "dense": {
             "price": {"column": "item", "ops": [*prices, "log1p"]},
-            "size": {"column": "shop", "ops": [join(shops, "shop", "size", 1)]},
-            "shop": [encoding()],
+            "size": {"column": "word", "ops": [join(shops, "shop", "size", 1)]},
+            "word": [encoding()],
             "item": [{"fill_null": 5}, encoding(smoothing=3.0)],
-            "mean": {"column": "shop", "ops": [mean, {"fill_null": 0}]},
+            "mean": {"column": "word", "ops": [mean, {"fill_null": 0}]},
             "halved": {"column": "full", "ops": [python("halved")]},
         },
         "categorical": {
             "brand": {"column": "item", "ops": [join(items, "item", "brand", "-"), {"hash_bucket": 100}]},
             "count": {"column": "item", "ops": [{"group_statistics": "count"}]},
-            "characters": {"column": "shop", "ops": [{"fill_null": ""}, python("characters")]},
+            "characters": {"column": "word", "ops": [{"fill_null": ""}, python("characters")]},
         },
         "sparse": {
             "prices": {"column": "history", "ops": [{"first_x": 4}, *prices]},
@@ -127,107 +99,64 @@ def lookups(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (folder / "coded_functions.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(str(folder))
     with own_modules(folder):
         yield
 
 
-def pipeline(
-    folder: Path, work: Path, features: dict[str, Any], decoder: str, fit: dict[str, Any] | None = None, **source: Any
-) -> Pipeline:
-    return Pipeline.from_dict(
-        {
-            "version": 1,
-            "name": "lookups",
-            "allow_code": True,
-            "work_dir": str(work / "work"),
-            "source": {"table": str(folder / "table"), "decoder": decoder, **source},
-            "features": features,
-            "fit": fit or {},
-            "batch": {"size": 256, "tail": "partial"},
-            "shuffle": {"seed": 1, "window_rows": 1500},
-        }
-    )
-
-
-def outcome(made: Pipeline) -> Any:
-    """The bytes of all batches, and the qualities of all blocks; or the error."""
-    try:
-        batches = [image(batch) for batch in made.batches()]
-        plan = made.plan()
-        blocks = list(plan.source.schedule(0).blocks(0, everything=True))
-        qualities = [
-            run_block(plan.source.job, plan.request(block, 0), "k", False).quality.to_bytes() for block in blocks
-        ]
-    except FeedlineError as error:
-        return type(error), str(error)
-    return batches, qualities
-
-
 @pytest.mark.parametrize("where", [None, "row % 3 > 0", "row % 50 == 1"])
 def test_batches_and_quality_are_those_computed_on_rows(
-    folder: Path, tmp_path: Path, where: str | None, computed: set[str]
+    coded_table: Path, folder: Path, tmp_path: Path, where: str | None, computed: set[str]
 ):
-    features = lookups(folder)
-    pipeline(folder, tmp_path, features, "auto", where="row < 1000").fit()
-    coded = outcome(pipeline(folder, tmp_path, features, "auto", where=where))
-    assert computed == {"item", "full", "shop", "history", "tags", "filled"}
-    rows = outcome(pipeline(folder, tmp_path, features, "arrow", where=where))
-    assert not computed
-    assert coded == rows
-    assert isinstance(rows[0], list)
+    changes: dict[str, Any] = {"allow_code": True, "features": lookups(folder)}
+    pipeline(coded_table, tmp_path, source={"where": "row < 1000"}, **changes).fit()
+    columns = {"item", "full", "word", "history", "tags", "filled"}
+    batches, _ = on_codes_and_rows(coded_table, tmp_path, computed, columns, source={"where": where}, **changes)
+    assert isinstance(batches, list)
 
 
-@pytest.mark.parametrize("features", [
-    {"dense": {"full": ["price"]}},
-    {"sparse": {"filled": ["price"]}},
-    {"categorical": {"full": [python("small")]}},
-    {"sparse": {"filled": [python("small")]}},
-], ids=str)  # fmt: skip
-def test_errors_are_those_of_rows(folder: Path, tmp_path: Path, features: dict[str, Any]):
+@pytest.mark.parametrize("group", ["dense", "sparse"])
+@pytest.mark.parametrize("op", ["price", "small"])
+def test_errors_are_those_of_rows(
+    coded_table: Path, folder: Path, tmp_path: Path, group: str, op: str, computed: set[str]
+):
     """With the row: misses without a value, and functions that raise."""
-    price = join(folder / "items.parquet", "item", "price", None)
-    features = {
-        group: {name: [price if op == "price" else op for op in chain] for name, chain in own.items()}
-        for group, own in features.items()
-    }
-    coded, rows = (
-        outcome(pipeline(folder, tmp_path, {**features, "extra": ["row"]}, decoder)) for decoder in ("auto", "arrow")
-    )
-    assert coded == rows
-    assert issubclass(rows[0], FeedlineError)
-    assert ", row " in rows[1]
+    ops = [join(folder / "items.parquet", "item", "price", None) if op == "price" else python("small")]
+    name, group = ("filled", group) if group == "sparse" else ("full", "dense" if op == "price" else "categorical")
+    changes = {"allow_code": True, "features": {group: {name: ops}, "extra": ["row"]}}
+    kind, message = on_codes_and_rows(coded_table, tmp_path, computed, set(), **changes)
+    assert issubclass(kind, FeedlineError)
+    assert ", row " in message
 
 
 @pytest.mark.filterwarnings("ignore:feature 'price' .* holds nulls")
-def test_keys_that_only_filtered_rows_have_are_not_looked_up(folder: Path, tmp_path: Path, computed: set[str]):
+def test_keys_that_only_filtered_rows_have_are_not_looked_up(
+    coded_table: Path, folder: Path, tmp_path: Path, computed: set[str]
+):
     """Other keys have no price, which would be an error."""
     price = join(folder / "items.parquet", "item", "price", None)
     features = {"dense": {"price": {"column": "item", "ops": [price]}}, "extra": ["row"]}
-    coded = outcome(pipeline(folder, tmp_path, features, "auto", where="priced"))
-    assert computed == {"item"}
-    assert coded == outcome(pipeline(folder, tmp_path, features, "arrow", where="priced"))
-    assert isinstance(coded[0], list)
+    batches, _ = on_codes_and_rows(
+        coded_table, tmp_path, computed, {"item"}, features=features, source={"where": "priced"}
+    )
+    assert isinstance(batches, list)
 
 
 @pytest.mark.parametrize(
     ("where", "out_of_fold", "on_codes"),
-    [("row < 2000", True, {"shop"}), ("row >= 1000", True, {"shop"}), ("row >= 2000", False, {"shop", "item", "user"})],
+    [("row < 2000", True, {"word"}), ("row >= 1000", True, {"word"}), ("row >= 2000", False, {"word", "item", "user"})],
     ids=["all rows were fitted on", "some", "none"],
 )
 def test_out_of_fold_encodings_are_those_of_rows(
-    folder: Path, tmp_path: Path, where: str, out_of_fold: bool, on_codes: set[str], computed: set[str]
+    coded_table: Path, tmp_path: Path, where: str, out_of_fold: bool, on_codes: set[str], computed: set[str]
 ):
     """Of rows that were fitted on by the column of `fold_by`, which another feature reads."""
     features = {
         "dense": {"item": [{"fill_null": 5}, encoding(folds=3, fold_by="user")]},
-        "categorical": {"user": [{"hash_bucket": 100}], "shop": [{"group_statistics": "count"}]},
+        "categorical": {"user": [{"hash_bucket": 100}], "word": [{"group_statistics": "count"}]},
         "extra": ["row"],
     }
-    pipeline(folder, tmp_path, features, "auto", where="row < 2000").fit()
-    fit = {"out_of_fold": out_of_fold}
-    coded = outcome(pipeline(folder, tmp_path, features, "auto", fit, where=where))
-    assert computed == on_codes
-    assert coded == outcome(pipeline(folder, tmp_path, features, "arrow", fit, where=where))
-    assert isinstance(coded[0], list)
+    pipeline(coded_table, tmp_path, features=features, source={"where": "row < 2000"}).fit()
+    changes = {"features": features, "fit": {"out_of_fold": out_of_fold}, "source": {"where": where}}
+    batches, _ = on_codes_and_rows(coded_table, tmp_path, computed, on_codes, **changes)
+    assert isinstance(batches, list)

@@ -5,31 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from coded_blocks import needs_kernel, pipeline
 
-from feedline import Pipeline
 from feedline.blocks import block_encoder, compute
 from feedline.blocks.compute import run_block
 from feedline.errors import DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
-from feedline.native import parquet, rows
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 
-ROWS = 6_000
-needs_kernels = pytest.mark.skipif(
-    not (parquet.COMPILED and rows.COMPILED), reason="the kernels were not compiled: there is no C compiler"
-)
-
 FEATURES: dict[str, Any] = {
-    "dense": {
-        "price": [{"fill_null": 0.25}, "log1p"],
-        "raw": [{"fill_null": 0}],
-        "pair": [{"fill_null": 1.5}, {"pad": 2}],
-    },
-    "categorical": {"item": [{"hash_bucket": 1000}], "code": [{"modulo": 7}]},
+    "dense": {"price": [{"fill_null": 0.25}, "log1p"], "row": [], "pair": [{"fill_null": 1.5}, {"pad": 2}]},
+    "categorical": {"word": [{"fill_null": ""}, {"hash_bucket": 1000}], "full": [{"modulo": 7}]},
     "sparse": {
         "history": [{"first_x": 4}, {"fill_null": 3}, {"hash_bucket": 50}],
         "tail": {"column": "history", "ops": [{"fill_null": -1}, {"modulo": 9}, {"list_slice": -2}]},
@@ -39,43 +26,12 @@ FEATURES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files, of which each has dictionaries of its own, and lists with nulls, empty and null ones."""
-    folder = tmp_path_factory.mktemp("order")
-    for part in range(2):
-        rng = np.random.default_rng(part)
-        ids = [None if row % 11 == 0 else [None if i % 7 == 3 else int(i) for i in rng.integers(0, 40, row % 6)]
-               for row in range(ROWS)]  # fmt: skip
-        content = {
-            "price": pa.array([None if row % 13 == 0 else float(row % 50) for row in range(ROWS)], pa.float32()),
-            "raw": pa.array(rng.random(ROWS), pa.float32()),
-            "pair": pa.array([[float(row), None][: row % 3] for row in range(ROWS)], pa.list_(pa.float32())),
-            "item": [f"item {value}" for value in rng.integers(0, 300, ROWS)],
-            "code": rng.integers(0, 10**6, ROWS),
-            "history": pa.array(ids, pa.list_(pa.int64())),
-            "tags": [[f"tag {value}"] * (value % 3) for value in rng.integers(0, 9, ROWS)],
-            "user": np.sort(rng.integers(0, 500, ROWS)),
-            "clicked": rng.integers(0, 2, ROWS).astype(np.float32),
-        }
-        pq.write_table(pa.table(content), folder / f"{part}.parquet", row_group_size=2_000)
-    return folder
-
-
 class Blocks:
     """All blocks of a pipeline, as the bytes that leave a process, and how many of them were encoded in their order."""
 
     def __init__(self, table: Path, folder: Path, features: dict[str, Any], **changes: Any) -> None:
-        spec = {
-            "version": 1,
-            "name": "order",
-            "work_dir": str(folder / "work"),
-            "source": {"table": str(table), **changes.pop("source", {})},
-            "features": features,
-            "batch": {"size": 128},
-            "shuffle": {"seed": 1, "window_rows": 9_000, **changes.pop("shuffle", {})},
-        }
-        self._plan = Pipeline.from_dict(spec).plan()
+        shuffle = {"seed": 1, "window_rows": 3_000, **changes.pop("shuffle", {})}
+        self._plan = pipeline(table, folder, features=features, shuffle=shuffle, **changes).plan()
         self.blocks = list(self._plan.source.schedule(0).blocks(0, everything=True))
 
     def run(self) -> tuple[list[bytes], list[bytes], int]:
@@ -104,53 +60,55 @@ def both(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> int:
     return ordered
 
 
-@needs_kernels
+@needs_kernel
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"source": {"where": "code % 3 == 0"}},
+        {"source": {"where": "full % 3 == 0"}},
         {"source": {"sample": {"fraction": 0.5, "seed": 4}}},
-        {"shuffle": {"by": "user"}},
-        {"source": {"split_rows": 500}},
+        {"shuffle": {"by": "session"}},
+        {"source": {"split_rows": 300}},
     ],
     ids=str,
 )
 def test_blocks_are_those_that_are_gathered(
-    table: Path, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    coded_table: Path, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    blocks = Blocks(table, tmp_path, FEATURES, **changes)
+    blocks = Blocks(coded_table, tmp_path, FEATURES, **changes)
     assert both(blocks, monkeypatch) == len(blocks.blocks)
 
 
-@needs_kernels
-def test_lists_that_are_not_coded_are_gathered_later(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    blocks = Blocks(table, tmp_path, FEATURES)
+@needs_kernel
+def test_lists_that_are_not_coded_are_gathered_later(
+    coded_table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    blocks = Blocks(coded_table, tmp_path, FEATURES)
     monkeypatch.setenv(DECODER_VARIABLE, "arrow")
     assert both(blocks, monkeypatch) == 0
     flat = {group: features for group, features in FEATURES.items() if group != "sparse"}
-    blocks = Blocks(table, tmp_path, flat)
+    blocks = Blocks(coded_table, tmp_path, flat)
     assert both(blocks, monkeypatch) == len(blocks.blocks)
 
 
-@needs_kernels
+@needs_kernel
 def test_blocks_with_extras_and_large_ones_are_gathered_later(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coded_table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    assert both(Blocks(table, tmp_path, {**FEATURES, "extra": ["user"]}), monkeypatch) == 0
+    assert both(Blocks(coded_table, tmp_path, {**FEATURES, "extra": ["other"]}), monkeypatch) == 0
     monkeypatch.setattr(block_encoder, "_WHOLE_BYTES", 1_000)
-    assert both(Blocks(table, tmp_path, FEATURES), monkeypatch) == 0
+    assert both(Blocks(coded_table, tmp_path, FEATURES), monkeypatch) == 0
 
 
-@needs_kernels
+@needs_kernel
 @pytest.mark.parametrize(
     "features", [{"sparse": {"history": [{"first_x": 4}]}}, {"dense": {"price": ["log1p"]}}], ids=str
 )
 @pytest.mark.filterwarnings("ignore:feature 'price' holds nulls")
 def test_an_error_names_the_row_of_the_file(
-    table: Path, tmp_path: Path, features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    coded_table: Path, tmp_path: Path, features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    blocks = Blocks(table, tmp_path, features, source={"split_rows": 500})
+    blocks = Blocks(coded_table, tmp_path, features, source={"split_rows": 300})
     with pytest.raises(DataError, match=r"row group \d, row \d") as found:
         blocks.run()
     monkeypatch.setattr(compute, "can_order", lambda schema: False)
