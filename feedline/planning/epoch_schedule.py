@@ -62,60 +62,67 @@ class PassPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The passes of a source in an epoch, counted from 0.
+    """The passes of a source in an epoch, counted from 0. The first one may have begun in an earlier epoch: then its
+    start step is negative."""
 
-    number: of the first one. apart: the difference between numbers. begins: the epoch's step at which the first pass
-    begins; negative where it began in an earlier epoch. first_steps: of the first pass. steps: of all others.
-    """
-
-    number: int
-    apart: int
-    begins: int
-    first_steps: int
-    steps: int
+    first_pass: int
+    pass_stride: int
+    first_pass_start_step: int
+    first_pass_steps: int
+    pass_steps: int
 
     def at(self, step: int) -> tuple[int, int]:
         """The pass that a step of the epoch draws from, and its step there."""
-        own = step - self.begins
-        if own < self.first_steps:
+        # passes of 4 steps, of which the first began 3 steps before the epoch: steps 0, 1, 4, 5 -> (0, 3), (1, 0),
+        # (1, 3), (2, 0)
+        own = step - self.first_pass_start_step
+        if own < self.first_pass_steps:
             return 0, own
-        later, own = divmod(own - self.first_steps, self.steps)
+        later, own = divmod(own - self.first_pass_steps, self.pass_steps)
         return 1 + later, own
 
     def begin_of(self, index: int) -> int:
         """The epoch's step at which a pass begins."""
-        return self.begins + (self.first_steps + (index - 1) * self.steps if index else 0)
+        before = self.first_pass_steps + (index - 1) * self.pass_steps if index else 0
+        return self.first_pass_start_step + before
 
     def number_of(self, index: int) -> int:
         """The number of a pass."""
-        return self.number + index * self.apart
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the first pass is the first one of its epoch, too."""
-        return self.number < _REPEATS
+        return self.first_pass + index * self.pass_stride
 
 
 def passes_of(stop: Stop, epoch: int, steps: int, rest: RestOfPass | None = None) -> Passes:
     """The passes of a source in an epoch. steps: of a whole pass."""
+    number, start, first_steps, stride = epoch, 0, steps, _REPEATS
     if isinstance(stop, str):
         if rest is not None and rest.number % _REPEATS == epoch:
-            return Passes(number=rest.number, apart=_REPEATS, begins=rest.began, first_steps=rest.steps, steps=steps)
-        return Passes(number=epoch, apart=_REPEATS, begins=0, first_steps=steps, steps=steps)
-    start = epoch * stop
-    if rest is not None and start < rest.began + rest.steps:
-        return Passes(number=rest.number, apart=1, begins=rest.began - start, first_steps=rest.steps, steps=steps)
-    first, begin = (0, 0) if rest is None else (rest.number + 1, rest.began + rest.steps)
-    later, own = divmod(start - begin, steps)
-    return Passes(number=first + later, apart=1, begins=-own, first_steps=steps, steps=steps)
+            number, start, first_steps = rest.number, rest.began, rest.steps
+    else:
+        begin, stride = epoch * stop, 1
+        if rest is not None and begin < rest.began + rest.steps:
+            number, start, first_steps = rest.number, rest.began - begin, rest.steps
+        else:  # whole passes, which begin with the run, or after the rest
+            first, began = (0, 0) if rest is None else (rest.number + 1, rest.began + rest.steps)
+            later, own = divmod(begin - began, steps)
+            number, start = first + later, -own
+    return Passes(
+        first_pass=number,
+        pass_stride=stride,
+        first_pass_start_step=start,
+        first_pass_steps=first_steps,
+        pass_steps=steps,
+    )
 
 
 def epoch_steps(stop: Stop, passes: Sequence[Passes]) -> int:
     """The steps of an epoch. passes: of each source in it."""
     if not isinstance(stop, str):
         return stop
-    firsts = [each.begins + each.first_steps for each in passes if stop == "first" or each.is_first]
-    return min(firsts) if stop == "first" else max(firsts)
+    ends = [each.first_pass_start_step + each.first_pass_steps for each in passes]
+    if stop == "first":
+        return min(ends)
+    # of a source that a rebase left in a later pass of the epoch, the first one is over
+    return max(end for end, each in zip(ends, passes, strict=True) if each.first_pass < _REPEATS)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -171,7 +178,7 @@ class EpochSchedule:
         return any(source.of_pass(self._first_pass(source)).has_rows(lane) for source in self.sources)
 
     def open_blocks(self, lanes: range) -> int:
-        """The most blocks from which a step of these lanes draws, but for those that it begins."""
+        """Upper bound of blocks that stay open across a step of these lanes."""
         blocks = 0
         for source in self.sources:
             first = self._first_pass(source)
@@ -212,11 +219,13 @@ class EpochSchedule:
             for block in self.sources[number].of_pass(index).blocks(lane, first_step=own if index == first else 0):
                 if begin + block.first_step >= self.steps:
                     return
-                yield replace(
-                    block,
-                    index=self._index(block.index, number, index),
-                    first_step=begin + block.first_step,
-                    last_step=min(begin + block.last_step, self.steps - 1),
+                place = self._index(block.index, number, index)
+                last = min(begin + block.last_step, self.steps - 1)
+                is_same = place == block.index and not begin and last == block.last_step  # as of an only source
+                yield (
+                    block
+                    if is_same
+                    else replace(block, index=place, first_step=begin + block.first_step, last_step=last)
                 )
 
     def _index(self, index: int, source: int, pass_index: int) -> int:

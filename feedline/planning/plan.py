@@ -196,8 +196,10 @@ class Plan:
 
     def passes(self, epoch: int) -> tuple[Passes, ...]:
         """The passes of each source in an epoch."""
-        pairs = zip(self.pass_steps, self.rests, strict=True)
-        return tuple(passes_of(self.positions, epoch, steps, rest) for steps, rest in pairs)
+        return tuple(self._passes_of(source, epoch) for source in range(len(self.sources)))
+
+    def _passes_of(self, source: int, epoch: int) -> Passes:
+        return passes_of(self.positions, epoch, self.pass_steps[source], self.rests[source])
 
     def places(self, epoch: int, step: int) -> tuple[PassPlace, ...]:
         """The position of each source before a step."""
@@ -254,7 +256,7 @@ class Plan:
     def request(self, block: Block, epoch: int) -> BlockRequest:
         """What the block's task reads and how it permutes."""
         pass_index, source, index = split_index(block.index, len(self.sources))
-        number = self.passes(epoch)[source].number_of(pass_index)
+        number = self._passes_of(source, epoch).number_of(pass_index)
         own = block if index == block.index else replace(block, index=index)
         request = self.sources[source].request(own, number)
         return request if number == epoch else replace(request, epoch=epoch)

@@ -219,7 +219,7 @@ class Schedule:
         return self._lanes[lane]
 
     def open_blocks(self, lanes: range) -> int:
-        """The most blocks from which a step of these lanes draws, but for those that it begins."""
+        """Upper bound of blocks that stay open across a step of these lanes."""
         return sum(len(self.lane(lane).strands) for lane in lanes)
 
     def blocks_per_step(self, lanes: range) -> float:

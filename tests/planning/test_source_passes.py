@@ -72,7 +72,7 @@ def test_after_a_rebase_the_shortened_pass_goes_on_where_it_was(stop, steps, res
     assert after.number_of(index) == rest.number + (2**32 if isinstance(stop, str) else 1)
     assert found == 0
     later = after.at(at + rest_steps + new)
-    assert (after.number_of(later[0]) - after.number_of(index), later[1]) == (after.apart, 0)
+    assert (after.number_of(later[0]) - after.number_of(index), later[1]) == (after.pass_stride, 0)
 
 
 @examples(100)
@@ -95,9 +95,9 @@ def test_epochs_of_n_steps_go_on_after_a_rebase(stop, steps, own, rest_steps):
 
 
 def test_an_epoch_that_was_shortened_ends_with_the_source_that_ends():
-    whole = Passes(number=0, apart=2**32, begins=0, first_steps=9, steps=9)
-    shortened = Passes(number=0, apart=2**32, begins=0, first_steps=5, steps=20)
-    again = Passes(number=2**32, apart=2**32, begins=4, first_steps=30, steps=4)
+    whole = Passes(first_pass=0, pass_stride=2**32, first_pass_start_step=0, first_pass_steps=9, pass_steps=9)
+    shortened = Passes(first_pass=0, pass_stride=2**32, first_pass_start_step=0, first_pass_steps=5, pass_steps=20)
+    again = Passes(first_pass=2**32, pass_stride=2**32, first_pass_start_step=4, first_pass_steps=30, pass_steps=4)
     assert epoch_steps("first", [whole, shortened]) == 5
     assert epoch_steps("all", [shortened, whole]) == 9
     assert epoch_steps("all", [shortened, again]) == 5  # a source that has begun again does not prolong the epoch
