@@ -266,7 +266,7 @@ def test_no_more_of_long_lists_is_decoded_than_all_features_need(
     pq.write_table(table, tmp_path / "t" / "0.parquet", row_group_size=GROUP)
     sparse = {"long": [{"first_x": 5}], "second": {"column": "long", "ops": second}}
     changes: dict[str, Any] = {"features": {"sparse": sparse, "extra": ["row"]}, "source": {"where": "few == 1"}}
-    assert compile_job(pipeline(tmp_path / "t", tmp_path, **changes).plan().source.job).coded == {"long": most}
+    assert compile_job(pipeline(tmp_path / "t", tmp_path, **changes).plan().source.job).read.coded == {"long": most}
     widths = list[int]()
     whole = BlockEncoder.add
 

@@ -127,7 +127,7 @@ def test_groups_are_those_computed_on_rows(table: Path, tmp_path: Path, source: 
     """And, expanded, the rows of a pipeline without groups, of which quality counts the same."""
     changes = {**CHANGES, "source": source}
     pipeline(table, tmp_path, **changes).fit()
-    assert set(compile_job(pipeline(table, tmp_path, **changes).plan().source.job).coded) == CODED
+    assert set(compile_job(pipeline(table, tmp_path, **changes).plan().source.job).read.coded) == CODED
     coded = outcome(pipeline(table, tmp_path, **changes))
     if not ("word" in source.get("where", "") and stores_runs(table)):  # else some chunks have the words
         assert computed == CODED
@@ -166,7 +166,7 @@ def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, co
     dedup = {"user": {"columns": ["word", "history"]}, "tagged": {"columns": ["tags"]}}
     changes = {**CHANGES, "features": features, "dedup": dedup}
     made = pipeline(table, tmp_path, **changes)
-    assert compile_job(made.plan().source.job).coded == {"word": 0, "history": 0, "other": 0, "tags": 0}
+    assert compile_job(made.plan().source.job).read.coded == {"word": 0, "history": 0, "other": 0, "tags": 0}
     coded = outcome(made)
     assert computed >= {"history", "tags"}
     assert coded == outcome(pipeline(table, tmp_path, "arrow", **changes))
