@@ -38,7 +38,7 @@ from rich.table import Table
 from transform_cases import GOLDEN, Array
 from transforms import reborn
 
-from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.jobs import batch_schema
 from feedline.config.features import FeatureSpec, OpCall
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows

@@ -5,6 +5,8 @@ Runs in: Dask workers: threads of the feeder, processes on this machine, or anyw
 
 from __future__ import annotations
 
+import functools
+import operator
 import resource
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,9 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows, join_coded
-from feedline.blocks.group_runs import at_last_stretch, ends_stretch, stretches, unique_starts
 from feedline.blocks.jobs import CompiledJob, CompiledPart
-from feedline.blocks.row_counts import RowCounts
 from feedline.errors import DataError, note_place
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.encode import encode
@@ -30,12 +30,99 @@ from feedline.native.rows import TURN
 from feedline.native.unique_rows import UniqueRows, first_uses, join_inverses
 from feedline.resources.thread_clocks import POOL, contended_s
 from feedline.transforms.compile.coded_features import Evaluated
+from feedline.transforms.compile.compiled import Output
 from feedline.transforms.values.lookup_counts import RowLookups
 from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.row_position import with_row_position
 from feedline.warehouse.reading.stored_groups import expand_group
 from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
+
+# --------------------------------------------------------------------------------------------------------------------
+# Keep, of each row, what quality sums over rows but values do not show: whether it is null, and what it looks up.
+
+Counts = NDArray[np.int64]
+
+
+class RowCounts:
+    """Those of rows that are encoded chunk by chunk; of a deduplicated group, of its unique rows."""
+
+    def __init__(self) -> None:
+        self._nulls: dict[str, list[tuple[int, NDArray[np.bool_] | None]]] = {}
+        self._lookups: dict[str, list[Sequence[RowLookups]]] = {}
+
+    def add_nulls(self, outputs: Sequence[Output], frame: pl.DataFrame) -> None:
+        """The next rows of some features: a feature's row is null if one of its columns is."""
+        holed = [series.name for series in frame if series.null_count()]
+        masks = {series.name: series.to_numpy() for series in frame[holed].select(pl.all().is_null())} if holed else {}
+        of_reads: dict[tuple[str, ...], NDArray[np.bool_] | None] = {}
+        for output in outputs:
+            if output.reads not in of_reads:
+                own = [masks[name] for name in output.reads if name in masks]
+                of_reads[output.reads] = functools.reduce(operator.or_, own) if own else None
+            self._nulls.setdefault(output.name, []).append((frame.height, of_reads[output.reads]))
+
+    def add_lookups(self, lookups: Mapping[str, Sequence[RowLookups]]) -> None:
+        """The next rows of features with lookups: of each lookup of a chain, in order."""
+        for name, found in lookups.items():
+            self._lookups.setdefault(name, []).append(found)
+
+    def nulls(self, name: str) -> NDArray[np.bool_] | None:
+        """bool [rows]: which are null; None if none is."""
+        parts = self._nulls.get(name, [])
+        if all(mask is None for _, mask in parts):
+            return None
+        return np.concatenate([np.zeros(rows, np.bool_) if mask is None else mask for rows, mask in parts])
+
+    def lookups(self, name: str) -> list[RowLookups]:
+        """Of each lookup of the feature's chain: the values that each row looks up, and how many were unknown."""
+        return [
+            (np.concatenate([asked for asked, _ in parts]), np.concatenate([missed for _, missed in parts]))
+            for parts in zip(*self._lookups.get(name, []), strict=True)
+        ]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Where runs of a deduplicated group's equal rows end, besides where its columns change. A row group is divided into
+# stretches of RUN_ROWS of the rows that it delivers; a run ends with its stretch, and with what a block takes of it.
+# So runs follow from the rows alone, and not from how these are read, encoded or kept. Where few rows of a stretch
+# repeat, as far as a block takes it, all are taken for unique ones: a gather costs more.
+
+Bools = NDArray[np.bool_]
+
+RUN_ROWS = CHUNK_ROWS  # so that a chunk of a row group that is taken whole is a stretch
+_WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such
+
+
+def stretches(start: int, rows: int) -> range:
+    """Which of some rows of a row group begin a stretch. start: how many the row group delivers before them."""
+    return range(-start % RUN_ROWS, rows, RUN_ROWS)
+
+
+def ends_stretch(chunk: Chunk) -> bool:
+    """Whether the row after a chunk begins a stretch."""
+    return (chunk.start + chunk.frame.height) % RUN_ROWS == 0
+
+
+def at_last_stretch(chunk: Chunk) -> tuple[Chunk, ...]:
+    """A chunk in two, if its last stretch goes on after it: the one before, and what it has of that one."""
+    inner = stretches(chunk.start, chunk.frame.height)
+    if ends_stretch(chunk) or not inner or inner[-1] == 0:
+        return (chunk,)
+    return chunk.part(0, inner[-1]), chunk.part(inner[-1], chunk.frame.height)
+
+
+def unique_starts(starts: Bools, borders: Sequence[int]) -> Bools:
+    """bool [rows]: which rows are unique rows of a block. starts: where runs begin. borders: where stretches do."""
+    first = np.unique([0, *(border for border in borders if border < len(starts))])
+    heights = np.diff(first, append=len(starts))
+    found = starts.copy()
+    found[first] = True
+    is_many = np.add.reduceat(found, first, dtype=np.int64) > _WORTH_GATHERING * heights
+    return found | np.repeat(is_many, heights)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 _Stored: TypeAlias = UniqueRows[DictionaryFrame]
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import polars as pl
 import pyarrow as pa
 
 from feedline.artifacts.store import StoredArtifactSet, check_files
-from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.coded_chunks import CodedColumns
 from feedline.blocks.environment import check_environment
 from feedline.blocks.request import Balance, Buckets, Job
@@ -25,13 +25,72 @@ from feedline.errors import ClusterError, FeedlineError
 from feedline.expressions import bind_where
 from feedline.expressions.column_parts import not_null
 from feedline.expressions.types import has_strings
-from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.coded_features import coded_columns
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features, compile_some
 from feedline.transforms.registry.user_functions import check_functions
 from feedline.warehouse.reading.read import ReadRequest
 from feedline.warehouse.reading.sample import bind_sample
 from feedline.warehouse.reading.seen_rows import bind_marks
+
+# --------------------------------------------------------------------------------------------------------------------
+# The columns of a batch, from the outputs of compiled features.
+
+
+def batch_schema(features: CompiledFeatures) -> BatchSchema:
+    """The columns of a batch, from the features' outputs. `expanded` of it are those of plain rows."""
+    columns: list[SlotColumn] = []
+    widths: dict[tuple[str, str | None], int] = {}
+    arrow_types: dict[pl.DataType, str] = {}
+    for output, feature in zip(features.outputs, features.features, strict=True):
+        dtype, unit = _fixed_dtype(output.group, output.dtype)
+        if (arrow := arrow_types.get(output.dtype)) is None:
+            arrow = arrow_types[output.dtype] = str(pl.Series([], dtype=output.dtype).to_arrow().type)
+        matrix = output.group, feature.dedup if output.group in ("dense", "categorical") else None
+        offset = widths.get(matrix, 0)
+        width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1
+        columns.append(
+            SlotColumn(
+                name=output.name,
+                group=output.group,
+                dtype=dtype,
+                arrow=arrow,
+                offset=offset,
+                width=width,
+                unit=unit,
+                weighted=output.group == "sparse" and isinstance(output.dtype, pl.Struct),
+                chain=chain_text(feature),
+                on_nonfinite=feature.on_nonfinite,
+                looks_up=bool(output.lookups),
+                lookups=len(output.lookups),
+                num_embeddings=output.num_embeddings if dtype == "int64" and output.group != "extra" else None,
+                dedup=feature.dedup,
+            )
+        )
+        widths[matrix] = offset + width
+    return BatchSchema(tuple(columns))
+
+
+def _fixed_dtype(group: str, dtype: pl.DataType) -> tuple[str, str | None]:
+    """The numpy dtype of a feature's values ("" for extras that have no fixed width), and the unit of times."""
+    if group in ("dense", "label"):
+        return "float32", None
+    if group == "categorical":
+        return "int64", None
+    if group == "sparse":
+        return ("float32" if dtype == pl.List(pl.Float32()) else "int64"), None
+    if isinstance(dtype, pl.Datetime | pl.Duration):
+        return "int64", dtype.time_unit
+    if dtype == pl.Date:
+        return "int32", "D"
+    if dtype == pl.Boolean:
+        return "bool", None
+    numeric = dtype.is_integer() or dtype.is_float()
+    return (str(pl.Series([], dtype=dtype).to_numpy().dtype) if numeric else ""), None
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 
 class UnknownJobError(Exception):

@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from feedline.blocks.environment import Reach
 from feedline.blocks.jobs import compile_job
-from feedline.blocks.reach import Reach
 from feedline.commands.exit_status import end_with
 from feedline.config import PipelineSpec
 from feedline.errors import FeederError, FeedlineError, SpecError

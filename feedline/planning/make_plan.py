@@ -17,8 +17,8 @@ from functools import partial
 import pyarrow as pa
 
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
-from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import local_environment
+from feedline.blocks.jobs import batch_schema
 from feedline.blocks.request import Job, ReadEpochs, Runs
 from feedline.config import PipelineSpec
 from feedline.errors import FeedlineError, NoStepError, PlanError, StateError

@@ -1,7 +1,7 @@
 """Plan the rest of an epoch on a new snapshot, after its table was rewritten.
 
 Runs in: the feeder or the process of `feedline rebase`. The old plan and the state give the kept rows of each row group
-that were delivered (`delivered_rows`). Then, file by file:
+that were delivered. Then, file by file:
 
 - unchanged (`file_identity`): the same rows count as delivered, by position;
 - deleted, in a partition without new files: no row remains;
@@ -14,7 +14,7 @@ Rows of new partitions, and of files added beside unchanged ones, join the epoch
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -27,8 +27,7 @@ from feedline.blocks.request import PieceRequest
 from feedline.blocks.row_order import order_values, ordered_rows
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
-from feedline.planning.delivered_rows import DeliveredRows, find_delivered_rows
-from feedline.planning.schedule import Block
+from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.planning.source_plan import SourcePlan, left_out
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
 from feedline.warehouse.reading.read import ReadRequest, read_fragment
@@ -40,6 +39,48 @@ from feedline.warehouse.rebase.row_identity import NAMELESS, delivered_again, id
 from feedline.warehouse.snapshot.snapshot import Snapshot, retimed_text
 from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
+
+# --------------------------------------------------------------------------------------------------------------------
+# Find the rows that an epoch has delivered before a step, from its schedule. Each strand of a lane has delivered its
+# first rows: whole blocks, whose permutation does not matter, and the first rows of the block that the step divides,
+# whose permutation does.
+
+
+def find_delivered_rows(
+    schedule: Schedule, step: int, order: Callable[[Block], NDArray[np.int64] | None]
+) -> dict[int, Bools]:
+    """The rows of the steps before `step`: of each split that has any, bool [rows of the split]. `order` returns the
+    permutation of a block's rows, None without one."""
+    delivered: dict[int, Bools] = {}
+
+    def mark(pieces: Sequence[Piece], rows: Bools) -> None:
+        for piece in pieces:
+            here, rows = np.split(rows, [piece.stop - piece.start])
+            of_split = delivered.setdefault(piece.split, np.zeros(int(schedule.split_rows[piece.split]), np.bool_))
+            of_split[piece.start : piece.stop] |= here
+
+    for lane in range(schedule.lanes):
+        place = schedule.lane(lane)
+        end = min(max(step - schedule.first_step, 0) * schedule.batch_size, place.rows)
+        if not end:
+            continue
+        strands = place.strands
+        counts = strands.positions(end).tolist()
+        for blocks, starts, count in zip(strands.blocks, strands.starts, counts, strict=True):
+            whole = int(np.searchsorted(starts, count, side="right")) - 1
+            for block in blocks[:whole].tolist():
+                first, stop = int(place.borders[block]), int(place.borders[block + 1])
+                mark(schedule.pieces(first, stop), np.ones(stop - first, np.bool_))
+            if starts[whole] < count:
+                divided = schedule.block(lane, int(blocks[whole]))
+                rows, first_rows = order(divided), slice(count - int(starts[whole]))
+                marks = np.zeros(divided.rows, np.bool_)
+                marks[first_rows if rows is None else rows[first_rows]] = True
+                mark(divided.pieces, marks)
+    return delivered
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +146,7 @@ class _RebasePlanner:
         self._excluded: dict[int, Bools] = {}
 
     def run(self, began: int | None) -> Rebase:
-        delivered = find_delivered_rows(self._schedule, self._step, self._order)
-        done = self._delivered_by_group(delivered)
+        done = self._delivered_by_group(find_delivered_rows(self._schedule, self._step, self._order))
         for before, after in self._files.unchanged.items():
             self._keep(before, after, done)
         for partition, lost in self._files.old.items():
@@ -135,11 +175,11 @@ class _RebasePlanner:
 
     # -- delivered rows -------------------------------------------------------------------------------------------
 
-    def _delivered_by_group(self, delivered: DeliveredRows) -> dict[int, Bools]:
+    def _delivered_by_group(self, delivered: Mapping[int, Bools]) -> dict[int, Bools]:
         """Per row group of the old table with delivered rows: bool [its kept rows], including earlier rebases."""
         old, rest, kept = self._old, self._old.rest(self._epoch), self._old_kept
         done = {} if rest is None else {group: rest.mask(group, int(kept[group])) for group in rest.excluded}
-        for split, mask in delivered.splits.items():
+        for split, mask in delivered.items():
             first = 0
             for group in range(int(old.splits.first_row_group[split]), int(old.splits.stop_row_group[split])):
                 whole = done.get(group, np.zeros(int(kept[group]), np.bool_))

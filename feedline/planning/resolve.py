@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
-from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.jobs import batch_schema
 from feedline.config import PipelineSpec
 from feedline.config.chosen_features import choose_features, column_group_name
 from feedline.errors import FeedlineError, PlanError, StateError, TableError

@@ -22,7 +22,7 @@ import pyarrow.types as pat
 
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.artifacts.type_records import load_types
-from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.jobs import batch_schema
 from feedline.config import PipelineSpec
 from feedline.config.features import GROUPS, FeatureSpec
 from feedline.errors import DataError, SpecError

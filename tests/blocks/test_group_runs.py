@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import Pipeline
-from feedline.blocks import group_runs
+from feedline.blocks import block_encoder
+from feedline.blocks.block_encoder import RUN_ROWS, at_last_stretch, ends_stretch, stretches, unique_starts
 from feedline.blocks.cache.entry_names import SEGMENT_ROWS
 from feedline.blocks.compute import pack_block, run_block
-from feedline.blocks.group_runs import RUN_ROWS, at_last_stretch, ends_stretch, stretches, unique_starts
 from feedline.warehouse.reading.fragment import Chunk, Fragment
 
 FRAGMENT: Any = object.__new__(Fragment)
@@ -32,7 +32,7 @@ def chunk(start: int, rows: int) -> Chunk:
 @given(start=st.integers(0, 40), rows=st.integers(1, 40))
 def test_chunks_are_divided_where_their_last_stretch_begins(start: int, rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_runs, "RUN_ROWS", 10)
+        patch.setattr(block_encoder, "RUN_ROWS", 10)
         parts = at_last_stretch(chunk(start, rows))
         assert [row for part in parts for row in part.frame["row"]] == [*range(start, start + rows)]
         assert [*stretches(start, rows)] == [row for row in range(rows) if (start + row) % 10 == 0]
@@ -80,7 +80,7 @@ def test_runs_do_not_depend_on_chunks(tmp_path_factory: pytest.TempPathFactory, 
     found = []
     for chunk_rows in (32_768, data.draw(st.integers(5, 300))):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(group_runs, "RUN_ROWS", 100)
+            patch.setattr(block_encoder, "RUN_ROWS", 100)
             for module in ("piece_chunks", "block_encoder"):
                 patch.setattr(f"feedline.blocks.{module}.CHUNK_ROWS", chunk_rows)
             plan = Pipeline.from_dict(spec).plan()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedline.blocks.reach import Reach, check_table, check_work_dir, unreadable
+from feedline.blocks.environment import Reach, check_table, check_work_dir, unreadable
 from feedline.errors import ClusterError, CorruptFileError, TableChangedError, TableNotFoundError
 from feedline.service.cluster.worker_checks import WorkerRead, read_again
 from feedline.warehouse.reading.fragment import Fragment, fragment_at

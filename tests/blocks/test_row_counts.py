@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feedline.blocks.row_counts import RowCounts
+from feedline.blocks.block_encoder import RowCounts
 from feedline.transforms.compile.compiled import Output
 
 

@@ -119,7 +119,7 @@ def test_expanded_batches_are_those_without_deduplication(
     """In any order, with filters and samples that drop first rows of runs, cut into chunks, resumed, on two ranks."""
     for module in ("piece_chunks", "block_encoder"):
         monkeypatch.setattr(f"feedline.blocks.{module}.CHUNK_ROWS", chunk_rows)
-    monkeypatch.setattr("feedline.blocks.group_runs.RUN_ROWS", chunk_rows)
+    monkeypatch.setattr("feedline.blocks.block_encoder.RUN_ROWS", chunk_rows)
     plain, dedup = (pipeline(place, dedup=each, **changes) for each in (False, True))
     lanes = changes.get("lanes", 1)
     for rank in range(lanes):
@@ -156,7 +156,7 @@ def test_columns_stored_once_per_run_give_the_batches_of_the_plain_table(
     """With groups and without; under any shuffle without. A chunk begins in the middle of a run."""
     for module in ("piece_chunks", "block_encoder"):
         monkeypatch.setattr(f"feedline.blocks.{module}.CHUNK_ROWS", 77)
-    monkeypatch.setattr("feedline.blocks.group_runs.RUN_ROWS", 100)
+    monkeypatch.setattr("feedline.blocks.block_encoder.RUN_ROWS", 100)
     for dedup in [False, True][: 1 if isinstance(shuffle, dict) and shuffle.get("rows") else 2]:
         wanted, found = (
             pipeline(place, dedup=dedup, shuffle=shuffle, name=table.name, source={"where": where, "table": str(table)})

@@ -17,8 +17,8 @@ from rewritten import Rewritten, state_at
 from feedline import Pipeline
 from feedline.commands.plan.views import describe_rows, describe_step
 from feedline.errors import PlanError
-from feedline.planning.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.plan import Plan
+from feedline.planning.rebase import find_delivered_rows
 from feedline.planning.step_rows import StepRows, StepSlice
 
 WHERE = 'dense_0 > 0.3 and ds != "2026-01-02"'
@@ -96,9 +96,9 @@ def test_no_row_of_an_epoch_comes_twice(place: Place, case: str):
 class SeenRows:
     """The rows of an epoch that came so far. before: those of earlier steps."""
 
-    def __init__(self, split_rows: np.ndarray, before: DeliveredRows) -> None:
+    def __init__(self, split_rows: np.ndarray, before: dict[int, np.ndarray]) -> None:
         self._split_rows = split_rows
-        self._splits = dict(before.splits)
+        self._splits = dict(before)
 
     def add(self, rows: StepSlice) -> int:
         """Add a step's rows, without padding; returns how many came before, or come twice."""

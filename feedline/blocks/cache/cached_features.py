@@ -1,7 +1,7 @@
 """Features of some rows as a cache keeps them, with those of deduplicated groups, which have a row per run.
 
 Pure; runs in every process that computes blocks. Where a group's runs begin is kept once, in bits, for all of its
-features. A block's unique rows are those of the runs, repeated where it lets one end (see `group_runs`).
+features. A block's unique rows are those of the runs, repeated where it lets one end (see `block_encoder`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.blocks.group_runs import Bools, unique_starts
-from feedline.blocks.row_counts import RowCounts
+from feedline.blocks.block_encoder import Bools, RowCounts, unique_starts
 from feedline.loader.encoding.encode import Repeats, apply_on_nonfinite
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn

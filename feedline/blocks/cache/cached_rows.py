@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.block_encoder import BlockEncoder, HandOver, StageClock
+from feedline.blocks.block_encoder import BlockEncoder, HandOver, RowCounts, StageClock, stretches
 from feedline.blocks.cache.auto_choice import AutoChoice, AutoFilling
 from feedline.blocks.cache.cached_features import (
     CachedFeatures,
@@ -31,11 +31,9 @@ from feedline.blocks.cache.cached_features import (
 )
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
 from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
-from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, Job, PieceRequest, Runs
-from feedline.blocks.row_counts import RowCounts
 from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
 from feedline.config.features import FeatureSpec

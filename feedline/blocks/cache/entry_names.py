@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.blocks.group_runs import RUN_ROWS
+from feedline.blocks.block_encoder import RUN_ROWS
 from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.request import Draws, Job, RowOrder, Runs
 from feedline.expressions import BoundExpression

@@ -17,8 +17,7 @@ from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from feedline.blocks.environment import Environment, environment_at
-from feedline.blocks.reach import Reach
+from feedline.blocks.environment import Environment, Reach, environment_at
 from feedline.blocks.request import Job
 from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived

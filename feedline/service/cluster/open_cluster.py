@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from feedline.blocks.environment import check_environment
+from feedline.blocks.environment import Reach, check_environment
 from feedline.blocks.jobs import check_job
-from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
 from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError

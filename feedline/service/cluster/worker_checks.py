@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedline.blocks.reach import Reach, check_table, check_work_dir, unreadable, unreadable_error
+from feedline.blocks.environment import Reach, check_table, check_work_dir, unreadable, unreadable_error
 from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.service.cluster.attempts import worker_address
 

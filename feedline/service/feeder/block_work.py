@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from feedline.blocks.reach import unreadable, unreadable_error
+from feedline.blocks.environment import unreadable, unreadable_error
 from feedline.blocks.request import BlockRequest, Job
 from feedline.errors import CorruptFileError, FeedlineError, StoreError, TableError
 from feedline.loader.encoding.quality import Quality

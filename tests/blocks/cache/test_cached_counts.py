@@ -12,8 +12,8 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.blocks.block_encoder import RowCounts
 from feedline.blocks.cache.cached_features import facts_of, facts_of_part, quality_of, split_columns, with_row_counts
-from feedline.blocks.row_counts import RowCounts
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer

@@ -18,7 +18,7 @@ from own_modules import own_modules
 from stored_runs import write_in_place
 
 from feedline import Pipeline
-from feedline.blocks import group_runs
+from feedline.blocks import block_encoder
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.cache import auto_choice, cached_rows, entry_names
 from feedline.blocks.cache.cache_costs import CacheRates
@@ -127,7 +127,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(entry_names, "SEGMENT_ROWS", SEGMENT)
-    monkeypatch.setattr(group_runs, "RUN_ROWS", STRETCH)
+    monkeypatch.setattr(block_encoder, "RUN_ROWS", STRETCH)
     for module in ("piece_chunks", "block_encoder"):
         monkeypatch.setattr(f"feedline.blocks.{module}.CHUNK_ROWS", 300)
     return

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.jobs import batch_schema
 from feedline.config.features import FeatureSpec
 from feedline.errors import DataError
 from feedline.loader.encoding import encode as encoding

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import Pipeline
-from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.jobs import batch_schema
 from feedline.config import parse_spec
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import encode
