@@ -35,7 +35,7 @@ from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Records, RowIdentities, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase
-from feedline.warehouse.rebase.row_identity import NAMELESS, delivered_again, identity_kind
+from feedline.warehouse.rebase.row_identity import NAMELESS, identity_kind
 from feedline.warehouse.snapshot.snapshot import Snapshot, retimed_text
 from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
@@ -161,14 +161,12 @@ class _RebasePlanner:
         )
 
     def _changes(self, done: Mapping[int, Bools]) -> dict[str, Any]:
-        """Counts for the report. The id of a rebase hashes all of them, including those that are constant."""
+        """Counts for the report."""
         counts = _counts(self._files, self._old, self._new)
         rows = {
             "delivered": sum(int(mask.sum()) for mask in done.values()),
             "delivered_gone": self._gone,
             **counts["rows"],
-            "doubtful": 0,
-            "alike": 0,
         }
         origin = {"from": self._old.snapshot.id, "to": self._new.snapshot.id, "epoch": self._epoch, "step": self._step}
         return {**origin, "rewritten": "error", "files": counts["files"], "rows": rows}
@@ -264,7 +262,7 @@ class _RebasePlanner:
         nameless = rows == NAMELESS
         for names in (identities, rows[~nameless]):
             self._refuse_duplicates(names, parts[0])
-        excluded = delivered_again(identities, rows)
+        excluded = np.isin(rows, identities)
         gone = len(identities) - int(excluded.sum())
         left_out = [new.selection.excluded_mask(group) for file_groups, _ in fragments for group in file_groups]
         nameless &= ~np.concatenate(left_out)

@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, furnished, image
 from processes import ended_here
-from receipts import audit_receipts, receipt, receipt_of
+from receipts import audit_receipts, receipt_of
 from rewritten import state_at
-from row_digests import digest_of
 from schedulers import local_cluster
 
 from feedline import FeedlineDataset, Pipeline, Table
@@ -123,20 +122,6 @@ def delivered(batches: Iterator[Batch]) -> list[int]:
     return [row for batch in batches for row in batch.extra["request_id"][batch.valid].tolist()]
 
 
-def test_an_epoch_resumes_at_any_step_on_one_rank_and_on_two(place: Place):
-    """By a state: the rest of the epoch is that of the whole, and of the pipeline without groups."""
-    plain, dedup = both(place, lanes=2)
-    plan = dedup.plan_for(state_at(dedup.complete_plan(), 1, 0))
-    wanted = plain.plan()
-    for world in (1, 2):
-        for rank in range(world):
-            whole = list(dedup.batches(1, rank, world, plan=plan))
-            assert expanded(iter(whole)) == [image(batch) for batch in plain.batches(1, rank, world, plan=wanted)]
-            for step in range(1, len(whole), 5):
-                rest = zip(whole[step : step + 4], dedup.batches(1, rank, world, step=step, plan=plan), strict=False)
-                assert all(image(one) == image(other) for one, other in rest)
-
-
 @pytest.mark.parametrize("tail", ["pad", "partial"])
 def test_padding_points_to_an_existing_unique_row(place: Place, tail: str):
     """Of lanes that end at different steps; a lane without rows of its own left is padded, too."""
@@ -170,6 +155,7 @@ def test_artifacts_are_fitted_on_rows_and_serve_both(place: Place, plain_table: 
     ids, counts = np.unique(pc.list_flatten(column["hist_0"]).to_numpy(), return_counts=True)
     row = {"dense_0": 2.5, "dense_1": None, "dense_3": 1.0, "id_0": 4, "id_3": 5, "hist_0": [int(ids[0])], "hist_1": []}
     served = dedup.transform(row)
+    assert served.schema.dedup == ()
     assert served.dense[0, 0] == pytest.approx((2.5 - ages.mean()) / ages.std(), rel=1e-5)
     assert (served.sparse["viewed"].values[0] > 0) == (counts[0] >= 3)
 
@@ -286,7 +272,7 @@ def test_errors_name_the_first_row_of_a_run_that_the_filter_leaves(place: Place,
     assert messages[1].endswith("row group 1, row 23)")
 
 
-@pytest.mark.nightly  # by default: a dataset with its feeder in test_dedup_pipelines.py, receipts in the test below
+@pytest.mark.nightly  # by default: a dataset with its feeder in test_dedup_pipelines.py, receipts in test_receipts.py
 @pytest.mark.parametrize("where", ["threads", "processes", "scheduler"])
 def test_feeders_deliver_the_planned_rows_to_two_ranks(place: Place, where: str):
     """By the receipts of what comes out of a ring."""
@@ -303,15 +289,3 @@ def test_feeders_deliver_the_planned_rows_to_two_ranks(place: Place, where: str)
                 receipts += [receipt_of(dataset, batch) for batch in dataset]
     audit = audit_receipts(pipeline(place, True, lanes=2, batch={"size": BATCH, "tail": "pad"}), receipts)
     assert (audit.differences, audit.missing, audit.again, audit.batches) == ([], [], [], len(receipts))
-
-
-def test_receipts_of_batches_are_those_of_their_rows(place: Place):
-    """A digest is of rows: the receipts of both pipelines are one another's, and the audit finds them right."""
-    plain, dedup = both(place, batch={"size": 700, "tail": "pad"})
-    dedup.fit()
-    plan = dedup.plan()
-    receipts = [receipt(batch, state_at(plan, 0, batch.step)) for batch in dedup.batches(plan=plan)]
-    assert [receipt["digest"] for receipt in receipts] == [digest_of(batch) for batch in plain.batches()]
-    assert audit_receipts(dedup, receipts).equal
-    receipts[1] = {**receipts[1], "digest": receipts[0]["digest"]}
-    assert not audit_receipts(dedup, receipts).equal

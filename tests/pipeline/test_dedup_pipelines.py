@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from feedline import FeedlineDataset, Pipeline
 from feedline.cli import app
 from feedline.commands.schema import describe_schema
-from feedline.errors import DataError, SpecError, StateError
+from feedline.errors import SpecError, StateError
 from feedline.loader.tensors.slot_tensors import InverseColumn
 
 ROWS = 3_000
@@ -167,25 +167,14 @@ def test_columns_stored_once_per_run_give_the_batches_of_the_plain_table(
         assert found.quality() == wanted.quality()
 
 
-def test_quality_counts_rows_and_the_rows_of_errors_are_those_of_the_table(place: Place):
-    changes = {"shuffle": "off"}
-    plain, dedup = (pipeline(place, dedup=each, **changes) for each in (False, True))
+def test_quality_counts_rows(place: Place):
     counts = []
-    for each in (plain, dedup):
+    for each in (pipeline(place, dedup=dedup, shuffle="off") for dedup in (False, True)):
         assert sum(batch.rows for batch in each.batches())
         counts.append(each.quality())
     assert counts[0] == counts[1]
     assert counts[0]["known"]["oov"] > 0
     assert counts[0]["score"]["nonfinite"] > 0
-    messages = []
-    infinite = {"expr": "1.0 / coalesce(age, 0)", "on_nonfinite": "error"}
-    broken = {**FEATURES, "dense": {"infinite": infinite}}
-    for grouped in (True, False):
-        with pytest.raises(DataError, match="'infinite' holds a value that is not finite") as caught:
-            next(pipeline(place, dedup=grouped, features=broken, **changes).batches())
-        messages.append(str(caught.value).rpartition(" (")[2])
-    assert messages[0] == messages[1]
-    assert "row" in messages[0]
 
 
 def test_a_dataset_gives_groups_and_a_state_belongs_to_them(place: Place):
@@ -201,19 +190,6 @@ def test_a_dataset_gives_groups_and_a_state_belongs_to_them(place: Place):
                 break
     with pytest.raises(StateError, match="features"):
         pipeline(place, dedup=False, shuffle="off", batch={"size": 128, "tail": "drop"}).plan_for(state)
-
-
-def test_rows_outside_of_batches_are_plain(place: Place):
-    """`transform` and `to_dask` give plain rows; the plan is that without deduplication, the features are not."""
-    plain, dedup = (pipeline(place, dedup=each, shuffle="off") for each in (False, True))
-    row = {"age": 1.0, "city": "a", "hist": [1], "score": [0.5], "item": 3, "tags": []}
-    assert dedup.transform(row).dense.tolist() == plain.transform(row).dense.tolist()
-    assert dedup.transform(row).schema.dedup == ()
-    one, other = (each.to_dask().compute(scheduler="synchronous") for each in (plain, dedup))
-    assert one.to_json(orient="records") == other.to_json(orient="records")
-    plans = plain.plan(), dedup.plan()
-    assert plans[0].fingerprint == plans[1].fingerprint
-    assert plans[0].features_fingerprint != plans[1].features_fingerprint
 
 
 def test_the_described_tensors_are_those_of_a_batch(place: Place):

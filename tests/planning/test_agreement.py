@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pipelines import PATIENCE_S, Place, furnished
+from pipelines import Place, furnished
 from processes import running
 
 from feedline import FeedlineDataset, Pipeline
@@ -233,21 +233,6 @@ def test_ranks_at_once_take_one_snapshot(tmp_path: Path):
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(start, range(8)))) == 1
     assert starts.taken == 1
-
-
-@pytest.mark.slow
-def test_three_ranks_at_once_agree_and_share_the_table(place: Place):
-    """Three feeders of one host, all at the same time, while the table grows."""
-    path = place.write(batch={"size": 100, "tail": "pad"})
-    with ExitStack() as stack:
-        ranks = [stack.enter_context(FeedlineDataset(path, rank=rank, world_size=3)) for rank in range(3)]
-        with ThreadPoolExecutor(4) as pool:
-            epochs = [pool.submit(_ids, dataset) for dataset in ranks]
-            pool.submit(grow, place, "part-late.parquet")
-            ids = [epoch.result(PATIENCE_S) for epoch in epochs]
-        assert len({dataset.facts["snapshot"] for dataset in ranks}) == 1
-        assert len({len(dataset) for dataset in ranks}) == 1
-        assert sum(map(len, ids)) == len(set().union(*ids)) == ranks[0].facts["rows"]
 
 
 def _ids(dataset: FeedlineDataset) -> set[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from combinations import combinations
 from pipelines import Place
 from row_digests import digest_of
 
 from feedline import Pipeline
-from feedline.commands.plan.report import describe, plan_table
 from feedline.errors import StateError
 from feedline.loader.state import state_of
 from feedline.planning import mixing
@@ -90,24 +87,6 @@ def test_bytes_of_row_groups_that_keep_no_rows_do_not_count(place: Place):
     assert half.stored == pytest.approx(whole.source.row_bytes.stored, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("shuffle", "where", "tail"),
-    combinations([DEFAULT, STATED, {**STATED, "by": "clicked"}], [None, "x_3 > 0.4"], ["drop", "pad", "partial"]),
-)
-def test_each_row_once_in_the_same_global_step_of_any_world_size(place: Place, shuffle: Any, where: Any, tail: str):
-    pipeline = pipeline_of(place, shuffle=shuffle, source={"where": where}, batch={"size": 50, "tail": tail})
-    plan = pipeline.plan()
-    steps = rows_of(pipeline, plan, 1)
-    counts = Counter(row for step in steps for row in step)
-    facts = plan.facts()
-    assert set(counts.values()) == {1}
-    assert len(counts) == facts.rows - facts.rows_dropped
-    assert len(steps) == facts.steps
-    for world_size in (2, 4):
-        assert rows_of(pipeline, plan, world_size) == steps
-        assert rows_of(pipeline, plan, world_size, step=5) == steps[5:]
-
-
 @pytest.mark.parametrize("shuffle", [DEFAULT, STATED])
 def test_a_state_keeps_its_window(place: Place, monkeypatch: pytest.MonkeyPatch, shuffle: Any):
     """Also with another feature, and in a release with other limits, where a new run has another window."""
@@ -153,13 +132,3 @@ def test_a_rebase_keeps_the_window(place: Place, wide: Path, tmp_path: Path, mon
     assert (found.fingerprint, found.window) == (rebased.fingerprint, plan.window)
     remaining = [row for step in rows_of(pipeline, found, 2, step=4) for row in step]
     assert sorted(remaining) == sorted(row for step in steps[4:] for row in step)
-
-
-def test_the_plan_says_that_bytes_limit_the_default_window(place: Place):
-    facts = describe(pipeline_of(place, shuffle=DEFAULT).plan().source, world_size=1)
-    assert facts["window"]["limited_by_bytes"]
-    assert facts["window"]["rows"] == 512
-    text = "".join(str(cell) for cell in plan_table(facts).renderables[1].columns[1].cells)  # type: ignore[attr-defined]
-    assert "the default window is 512 rows of " in text
-    assert not describe(pipeline_of(place, shuffle=STATED).plan().source, world_size=1)["window"]["limited_by_bytes"]
-    assert describe(pipeline_of(place, shuffle="off").plan().source, world_size=1)["window"] is None

@@ -245,9 +245,8 @@ def test_rows_that_are_equal_are_refused(tmp_path: Path):
     place.write("ds=1/0.parquet", range(40, 60))
     pipeline = place.pipeline(shuffle="off", lanes=1)
     plan = pipeline.plan()
-    before = steps(pipeline, plan, 0, 0, 7)
-    assert Counter(before) == Counter([*range(40), *range(16)])
-    place.write("ds=0/0.parquet", [*range(30), *range(39, -1, -1)])  # ten rows are gone, once
+    assert Counter(steps(pipeline, plan, 0, 0, 7)) == Counter([*range(40), *range(16)])
+    place.write("ds=0/0.parquet", [*range(30), *range(39, -1, -1)])
     with pytest.raises(DataError, match="row_key is not unique: got 16 rows with the key of another"):
         pipeline.rebase(state_at(plan, 0, 7))
 
@@ -276,8 +275,6 @@ def test_what_changed_is_counted(tmp_path: Path):
         "delivered_gone": 16 + 64,
         "deleted": 16 + 64,
         "added": 0,
-        "doubtful": 0,
-        "alike": 0,
     }
     assert (rest.rows, rest.steps - rest.first_step, rest.rows_dropped) == (32 + 64 + 10, 14, 0)
     assert describe_rebase(rest).splitlines()[1:] == [

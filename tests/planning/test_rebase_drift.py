@@ -16,7 +16,7 @@ import pytest
 from rewritten import Rewritten, state_at, steps
 
 from feedline import Pipeline
-from feedline.errors import DataError, SpecError, StateError, StoreError
+from feedline.errors import SpecError, StateError, StoreError
 from feedline.loader.wire.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.reading.fragment import fragment_at
@@ -192,16 +192,6 @@ def test_rows_without_a_key_of_which_none_was_delivered(drifted: Rewritten):
     keyed(place, "ds=1/1.parquet", list(range(192, 250)))
     keyless(place, "ds=1/1.parquet")
     assert sorted(rebased(pipeline, state_at(plan, 0, 12))) == list(range(96, 250))
-
-
-def test_two_rows_of_one_key_are_still_an_error(drifted: Rewritten):
-    place = drifted
-    pipeline = place.pipeline(source={"row_key": "key"}, shuffle="off", lanes=1)
-    plan = pipeline.plan()
-    steps(pipeline, plan, 0, 0, 12)
-    keyed(place, "ds=1/0.parquet", [64, 64, 65])
-    with pytest.raises(DataError, match="row_key is not unique: got 1 rows"):
-        pipeline.rebase(state_at(plan, 0, 12))
 
 
 def test_a_row_key_has_to_be_in_every_file(drifted: Rewritten):

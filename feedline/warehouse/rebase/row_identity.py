@@ -104,21 +104,6 @@ def _by(schema: pa.Schema, by: str | None, by_length: bool) -> tuple[str, str] |
     return next(iter(_kinds(schema, () if by is None else (by,)).items()), None)
 
 
-def delivered_again(delivered: Words, rows: Words) -> npt.NDArray[np.bool_]:
-    """bool [rows]: which rows were delivered; of rows with equal identities the first, as many as were delivered."""
-    if not len(delivered) or not len(rows):
-        return np.zeros(len(rows), np.bool_)
-    # delivered [7, 7] among rows [7, 5, 7, 7] -> [T, F, T, F]
-    names, counts = np.unique(delivered, return_counts=True)
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
-    index = np.minimum(np.searchsorted(names, ordered), len(names) - 1)
-    first = np.searchsorted(ordered, ordered, side="left")
-    again = np.zeros(len(rows), np.bool_)
-    again[order] = (names[index] == ordered) & (np.arange(len(rows)) - first < counts[index])
-    return again
-
-
 def identity_kind(kind: pa.DataType) -> str | None:
     """Return how a type is hashed; None for structs, maps and fixed-size lists, which are not."""
     if pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date(kind):

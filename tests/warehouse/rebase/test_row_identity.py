@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 from feedline.warehouse.rebase.row_identity import (
     Identity,
-    delivered_again,
     identity_kind,
     identity_of,
 )
@@ -122,13 +120,3 @@ def test_kinds_that_are_not_hashed(kind: pa.DataType):
 
 
 words = st.lists(st.integers(0, 9).map(lambda word: word * 2**59 + word), max_size=40)
-
-
-@given(words, words)
-def test_matching_counts(delivered: list[int], rows: list[int]):
-    again = delivered_again(np.array(delivered, np.uint64), np.array(rows, np.uint64))
-    expected = Counter(delivered) & Counter(rows)
-    assert Counter(row for row, out in zip(rows, again.tolist(), strict=True) if out) == expected
-    for row in set(rows):  # the first ones
-        flags = [out for each, out in zip(rows, again.tolist(), strict=True) if each == row]
-        assert flags == sorted(flags, reverse=True)
