@@ -12,7 +12,7 @@ from part_samples import events, flat_table, pl_frame, taken
 from warehouse_samples import write
 
 from feedline import Pipeline, Table
-from feedline.commands.plan.report import describe, part_rows
+from feedline.commands.plan.report import describe
 from feedline.errors import SpecError
 from feedline.expressions import bind_expression, parse
 from feedline.expressions.extraction import project
@@ -156,21 +156,6 @@ def test_the_plan_counts_and_names_them(mixed: tuple[str, pa.Table], tmp_path: P
         "whole": False,
     }
     assert facts["structs"]["user"]["fields"] == 2
-    whole = "bytes are decoded whole; flatten it with feedline optimize --flatten"
-    at_most = facts["structs"]["user"]["bytes_at_most"]
-    assert part_rows(facts) == [
-        ("maps", f"features_map: 2 keys of a map column: its {cost['bytes']:,} {whole} features_map"),
-        ("maps", f"lists: 1 key of a map column: its {facts['maps']['lists']['bytes']:,} {whole} lists"),
-        ("structs", f"user: 2 fields of a struct column: {at_most:,} bytes at most, counted whole above"),
-    ]
-
-
-def test_a_dask_frame_of_blocks(mixed: tuple[str, pa.Table], tmp_path: Path) -> None:
-    made = pipeline(tmp_path, mixed[0])
-    found = made.to_dask().compute()
-    assert {int(n): float(price) for n, price in zip(found["n"], found["price"], strict=True)} == {
-        n: row[0] for n, row in delivered(made).items()
-    }
 
 
 def test_features_do_not_change_with_the_layout(mixed: tuple[str, pa.Table], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from fences import FENCE
 from pipelines import Place, furnished
-from processes import ended, ended_here
+from processes import ended_here
 from sampling_definition import key_hash, place_hash, stays
 
 from feedline import Pipeline
@@ -117,24 +115,6 @@ def test_the_sample_is_independent_of_how_the_work_is_cut(place: Place, clicks: 
         assert delivered(path, world_size, epoch=1, **overrides) == rows
 
 
-def test_a_dask_frame_of_the_sample(place: Place, clicks: Path) -> None:
-    frame = Pipeline.from_yaml(write(place, SAMPLE, source={"split_rows": 3000})).to_dask()
-    found = frame[["request_id", "sample_weight"]].compute(scheduler="synchronous")
-    rows = dict(zip(found["request_id"].tolist(), found["sample_weight"].tolist(), strict=True))
-    assert rows == expected(clicks, SAMPLE)
-    assert len(found) == len(rows)
-
-
-def test_resuming_goes_on_where_it_was(place: Place, clicks: Path) -> None:
-    path = write(place, SAMPLE)
-    steps = [batch.extra["request_id"].tolist() for batch in Pipeline.from_yaml(path).batches()]
-    for step in (1, len(steps) // 2, len(steps) - 1):
-        rest = [batch.extra["request_id"].tolist() for batch in Pipeline.from_yaml(path).batches(step=step)]
-        assert rest == steps[step:]
-    kept = {each for step in steps for each in step}
-    assert kept == set(expected(clicks, SAMPLE))
-
-
 def test_blocks_read_the_bytes_that_the_plan_says(place: Place, clicks: Path) -> None:
     """Where statistics prove the filter, its columns are read for nobody."""
     files = [pq.ParquetFile(path) for path in sorted(clicks.rglob("*.parquet"))]
@@ -214,27 +194,3 @@ def test_the_dry_run_says_what_the_sample_costs_and_leaves(place: Place, clicks:
     assert facts["counted"]["bytes"] == sum(
         chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in ("clicked", "session_id")
     )
-
-
-@pytest.mark.slow
-def test_the_plan_that_the_documentation_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for bytes, which may change with a version of pyarrow or zstd."""
-    page = (Path(__file__).parents[2] / "docs" / "snapshots.md").read_text(encoding="utf-8")
-    fences = [(match[1], match[2]) for match in FENCE.finditer(page)]
-    [document] = [text for language, text in fences if language == "yaml" and "feedline generate clicks" in text]
-    (tmp_path / "p.yaml").write_text(document)
-    monkeypatch.chdir(tmp_path)
-    command = re.search(r"# feedline (generate .*)", document)[1]
-    assert ended(*command.split()).returncode == 0
-    monkeypatch.setenv("COLUMNS", "200")
-    printed = ended_here("plan", "p.yaml").stdout
-
-    def numbers(text: str) -> list[list[str]]:
-        lines = [line.strip("│ ").split("│") for line in text.splitlines() if "│" in line]
-        rows = [[cell.strip() for cell in line] for line in lines]
-        return [row[:4] if len(row) > 2 else [re.sub(r"[\d,]+ bytes.*", "", cell) for cell in row] for row in rows]
-
-    shown = [line for language, text in fences if not language and "│" in text for line in numbers(text)]
-    shown = [line for line in shown if line[0] != "bytes per epoch"]
-    assert len(shown) == 13
-    assert [line for line in shown if line not in numbers(printed)] == []

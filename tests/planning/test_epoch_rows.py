@@ -6,8 +6,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from mixed_tables import NAMES, ids_of, mixed_pipeline, write_tables
-from receipts import ExpectedRows
-from row_digests import batch_digest, digest_of
 
 from feedline import Pipeline
 from feedline.errors import PlanError
@@ -42,15 +40,6 @@ def test_located_rows_are_those_of_the_batches(pipeline: Pipeline):
                 ids[source, group] = column[read_kept_rows(own, int(group), [name]).rows]
             found.append(int(ids[source, group][kept]))
         assert found == ids_of(batch).ravel().tolist()
-
-
-def test_receipts_of_a_mix_have_the_digests_of_the_plan(pipeline: Pipeline):
-    plan = pipeline.plan()
-    expected = ExpectedRows(plan)
-    for rank in range(2):
-        for batch in pipeline.batches(0, rank, 2, plan=plan):
-            rows, digests = expected.of_rank(0, batch.step, rank, 2)
-            assert batch_digest(digests, rows.valid) == digest_of(batch)
 
 
 def test_an_unknown_step_is_refused(pipeline: Pipeline):

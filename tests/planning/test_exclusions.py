@@ -85,16 +85,6 @@ def test_a_step_names_the_rows_that_come(table: BadTable, batch: dict[str, Any])
     assert sizes == selection.rows.tolist()
 
 
-def test_a_state_resumes_with_the_exclusion(table: BadTable):
-    pipeline = table.excluding()
-    plan = pipeline.plan()
-    before, _ = ids_of(pipeline, plan, 0, 0, 9)
-    state = json.loads(json.dumps(state_of(plan.facts(), 0, 9)))
-    again = table.excluding()
-    after, _ = ids_of(again, again.plan_for(state), 0, state["step"])
-    assert before + after == ids_of(pipeline, plan)[0]
-
-
 def test_buckets_are_counted_without_excluded_rows(table: BadTable):
     """Excluded rows alone are longer than all bounds. A state is rebased where nothing has changed, though its run's
     exclusion is found by its plan's name."""

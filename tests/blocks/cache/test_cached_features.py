@@ -19,13 +19,10 @@ from stored_runs import write_in_place
 
 from feedline import Pipeline
 from feedline.blocks import block_encoder
-from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.cache import auto_choice, cached_rows, entry_names
 from feedline.blocks.cache.cache_costs import CacheRates
 from feedline.blocks.cache.cached_features import CachedFeatures, part_of_features, runs_column, runs_of_column
-from feedline.blocks.compute import run_block
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
-from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.plan import Plan
 
 ROWS, GROUP, STRETCH, SEGMENT = 5_000, 1_300, 250, 500
@@ -189,22 +186,6 @@ def test_other_orders_lanes_and_blocks_find_the_same_runs(table: Path, tmp_path:
         assert_same(plan, found, blocks_of(plan_of(table, tmp_path, case)))
 
 
-@pytest.mark.parametrize("case", ["by session", "in order"])
-def test_batches_are_the_same(case: str, table: Path, tmp_path: Path) -> None:
-    plain = pipeline_of(table, tmp_path, CASES[case])
-    expected, unique = [], []
-    for batch in plain.batches():
-        expected.append((batch._root.tobytes(), batch.expanded()._root.tobytes()))
-        unique.append(batch.groups["user"].unique_rows / batch.rows)
-    assert min(unique) < 0.5
-    assert max(unique) > (0.9 if case == "in order" else 0.5)  # where rows of a stretch hardly repeat
-    for _ in range(2):
-        cached = pipeline_of(table, tmp_path, CASES[case], tmp_path / "cache")
-        found = [(batch._root.tobytes(), batch.expanded()._root.tobytes()) for batch in cached.batches()]
-        assert found == expected
-        assert cached.quality() == plain.quality()
-
-
 def test_a_changed_feature_of_a_group_is_computed_alone(table: Path, tmp_path: Path) -> None:
     """By the runs of all of its columns; another column of the group changes the runs, and so the group's features."""
     cache, features = tmp_path / "cache", FEATURES["categorical"]
@@ -284,16 +265,6 @@ def test_groups_that_are_not_worth_keeping_are_computed(
     again = blocks_of(plan)
     assert_same(plan, again, expected)
     assert counts_of(again).computed > counts_of(again).found > 0
-
-
-def test_parts_are_handed_over_in_order(table: Path, tmp_path: Path) -> None:
-    plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache")
-    request = plan.request(next(iter(plan.source.schedule(0).blocks(0))), 0)
-    for _ in range(2):
-        handed: list[Rows] = []
-        result = run_block(plan.source.job, request, "key", False, HandOver(500, handed.append))
-        assert result.parts is not None
-        assert all(one is other for one, other in zip(handed, result.parts[:-1], strict=True))
 
 
 @given(st.data())

@@ -246,16 +246,6 @@ def test_a_file_that_changed_is_refused_though_all_is_found(table: Path, tmp_pat
         blocks_of(plan)
 
 
-def test_a_rewritten_table_has_other_entries(tmp_path: Path) -> None:
-    table = write_table(tmp_path / "table")
-    blocks_of(plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache"))
-    data = pq.read_table(table / "0.parquet")
-    other = data.set_column(data.schema.get_field_index("code"), "code", pa.array(np.arange(ROWS)))
-    pq.write_table(other, table / "0.parquet", row_group_size=GROUP)
-    plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache")
-    assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, CASES["in order"])))
-
-
 def labels_plan(table: str, folder: Path) -> Plan:
     spec = {
         "version": 1,
@@ -365,25 +355,6 @@ def test_a_cache_that_decides_for_itself(
         assert counts[2].computed > counts[2].found
     else:  # and the last decision reads nothing
         assert (counts[1].nbytes_written, counts[2].found) == (0, 0)
-
-
-def test_chunks_of_the_table_are_kept_if_auto_says_so(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decides(monkeypatch, set(), "source")
-    plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache", mode="auto")
-    cached: list[bool] = []
-    encode = cached_rows._encode
-
-    def spy(compiled: Any, piece: Any, *args: Any) -> Any:
-        cached.append(piece.fragment.source_cache == plan.source.job.cache)
-        return encode(compiled, piece, *args)
-
-    monkeypatch.setattr(cached_rows, "_encode", spy)
-    expected = blocks_of(plan_of(table, tmp_path / "plain", CASES["in order"]))
-    assert_same(plan, blocks_of(plan), expected)
-    assert not cached[0]
-    assert cached[-1]
 
 
 def test_pieces_that_lack_ever_other_features_compile_few_sets(

@@ -151,30 +151,6 @@ def test_proposals_are_written_as_they_are_pasted(place: Place, table: str):
     assert table == "log" or any("times over: store it once per run of equal rows" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, ["proposed groups", "dedup:\n  age: {columns: [age, city, 'hist_{0..2}']}", "\\\n  --cluster-by session"]),
-        ({"shuffle": {"seed": 1}}, ["and `shuffle: {by: COLUMN}`, `{rows: false}` or `off`: the present shuffle"]),
-        ({"source": {"table": "../log"}}, ["the table is not clustered by session: factors are those"]),
-        ({"source": {"table": "../log"}, "shuffle": "off"}, ["no group saves more", "--set shuffle.by=COLUMN"]),
-        (
-            {"dedup": {"g": {"columns": ["item"]}}},
-            ["deduplicated groups", "g saves too little", "proposed groups"],
-        ),
-    ],
-)
-def test_the_report_says_what_to_write_and_what_it_needs(place: Place, changes: dict[str, Any], words: list[str]):
-    path = place.write("shown.yaml", **{"features": FEATURES, "shuffle": SESSION, "batch": {"size": 500}, **changes})
-    shown = CliRunner().invoke(app, ["plan", "--dedup", str(path)], env={"COLUMNS": "200"})
-    assert shown.exit_code == 0, shown.output
-    for word in words:
-        assert word in shown.output
-    if not changes:
-        facts = json.loads(CliRunner().invoke(app, ["plan", "--dedup", "--json", str(path)]).stdout)
-        assert facts["yaml"] in shown.output
-
-
 def test_the_command_that_stores_groups_works_for_every_name(tmp_path: Path):
     """Columns with commas, quotes, braces and spaces; once stored so, the plan has nothing more to say."""
     names = ["a,b", 'c"d', "e f", "h{0..2}"]
