@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,14 +20,12 @@ from pipelines import PATIENCE_S, eventually
 from feedline import Pipeline
 from feedline.blocks import jobs
 from feedline.blocks.jobs import UnknownJobError, check_job, compile_job, compile_like, find_job
-from feedline.blocks.request import Runs
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.config.cluster_section import ClusterSpec
 from feedline.config.features import FeatureSpec
 from feedline.fitting import observe
 from feedline.loader.wire.facts import BlockStats
 from feedline.planning.plan import Plan
-from feedline.service.cluster.fair_share import FairShare
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.delivery import Delivery, StreamBlocks
@@ -117,33 +113,6 @@ def delivery_of(plan: Plan, cluster: Any) -> Delivery:
     return Delivery(cluster, blocks, window=window, wake=lambda: None, stats=BlockStats())
 
 
-def test_a_task_names_its_job(tmp_path: Path):
-    """What the client sends per block of 150 features: 35 kB when the job travelled with each."""
-    plan = planned(tmp_path, 150)
-    sent: list[bytes] = []
-
-    def start(function: Any, *arguments: Any, arrived: Any, **options: Any) -> None:
-        """As where the scheduler is away; the callback stays with the client."""
-        sent.append(pickle.dumps((function, arguments, options)))
-
-    cluster: Any = SimpleNamespace(
-        packed=True,
-        threads_per_trainer=lambda: 8,
-        eligible_workers=lambda: None,
-        alive=lambda: False,
-        number=0,
-        start=start,
-        share=FairShare(),
-        trainers=1,
-        now_s=time.time,
-    )
-    delivery = delivery_of(plan, cluster)
-    delivery.pump(plan.schedule(0).steps)
-    assert len(sent) == 2
-    assert all(len(each) < 4096 for each in sent)
-    assert len(pickle.dumps(plan.source.job)) > 25_000
-
-
 def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -164,14 +133,6 @@ def test_a_checked_job_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         find_job(job.digest)
     check_job(pickle.loads(pickle.dumps(job)))
     assert find_job(job.digest) == job
-
-
-def test_the_digest_covers_all_fields(tmp_path: Path):
-    job = planned(tmp_path, 3).source.job
-    assert replace(job).digest == job.digest == pickle.loads(pickle.dumps(job)).digest
-    others = [replace(job, where="x > 1"), replace(job, order=Runs("c")), replace(job, features=job.features[1:])]
-    others += [replace(job, environment=()), replace(job, artifacts=replace(job.artifacts, out_of_fold=False))]
-    assert len({job.digest, *(other.digest for other in others)}) == 6
 
 
 @pytest.mark.parametrize(("module", "compiled"), [(jobs, "compile_job"), (observe, "compile_fit")])
