@@ -117,6 +117,3 @@ def test_columns_of_an_identity():
 )
 def test_kinds_that_are_not_hashed(kind: pa.DataType):
     assert identity_kind(kind) is None
-
-
-words = st.lists(st.integers(0, 9).map(lambda word: word * 2**59 + word), max_size=40)
