@@ -96,6 +96,7 @@ _WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are ta
 
 def stretches(start: int, rows: int) -> range:
     """Which of some rows of a row group begin a stretch. start: how many the row group delivers before them."""
+    # stretches of 10 rows: of 20 rows after the first 7, rows 3 and 13
     return range(-start % RUN_ROWS, rows, RUN_ROWS)
 
 
@@ -114,6 +115,7 @@ def at_last_stretch(chunk: Chunk) -> tuple[Chunk, ...]:
 
 def unique_starts(starts: Bools, borders: Sequence[int]) -> Bools:
     """bool [rows]: which rows are unique rows of a block. starts: where runs begin. borders: where stretches do."""
+    # runs start at rows 0, 3, 4, 5, 6, 7 of 8, a stretch at 4: its rows hardly repeat, and row 3 stays a run's start
     first = np.unique([0, *(border for border in borders if border < len(starts))])
     heights = np.diff(first, append=len(starts))
     found = starts.copy()

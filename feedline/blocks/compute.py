@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 import polars as pl
@@ -17,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import BlockEncoder, HandOver, StageClock
-from feedline.blocks.cache.cached_rows import cached_rows
+from feedline.blocks.cache.cached_rows import CachedBlock, cached_rows
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.piece_chunks import piece_chunks
@@ -33,26 +32,9 @@ from feedline.loader.encoding.slot import encoded_rows, write_rows
 from feedline.warehouse.rebase.recorded_rows import recorded, recorder_of
 
 
-class BlockRows(Protocol):
-    """The rows of a block under way. rows: of the pieces so far. cached: what a cache had of them; None without one."""
-
-    rows: int
-
-    @property
-    def cached(self) -> CacheCounts | None: ...
-
-    def add(self, piece: PieceRequest) -> pl.Series:
-        """Compute a piece's rows; returns what orders them, one value per row (empty if no column does)."""
-
-    def finish(self, index: NDArray[np.int64] | None) -> list[Rows]:
-        """The rows, taken in this order (None: as they come)."""
-
-    def quality(self) -> Quality:
-        """What was counted of their values."""
-
-
 class _ComputedRows:
-    """The rows of a block that are all computed: each chunk is encoded before the next one is decoded."""
+    """The rows of a block that are all computed: each chunk is encoded before the next one is decoded. Its methods are
+    those of `CachedBlock`."""
 
     cached: CacheCounts | None = None
 
@@ -106,7 +88,7 @@ def run_block(
     if job.record is not None:
         hand_over = None
     cache = cached_rows(job, compiled)
-    block: BlockRows = (
+    block: _ComputedRows | CachedBlock = (
         _ComputedRows(job, compiled, request, clock, hand_over)
         if cache is None
         else cache.block(request, clock, hand_over)

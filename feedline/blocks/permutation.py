@@ -56,7 +56,7 @@ def _places(words: NDArray[np.uint64], total: int) -> NDArray[np.int64]:
 
 
 def run_starts(groups: pl.Series) -> NDArray[np.int64]:
-    """The start of each run of equal values; nulls equal each other."""
+    """The start of each run of equal values; nulls equal each other: [3, 3, 1, None, None] -> [0, 2, 3]."""
     if groups.dtype.is_integer() and not groups.null_count():  # without queries, which Polars starts for a series
         values, changes = groups.to_numpy(), np.empty(len(groups), np.bool_)
         np.not_equal(values[1:], values[:-1], out=changes[1:])

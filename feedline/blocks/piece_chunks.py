@@ -51,6 +51,7 @@ def piece_chunks(
     try:
         for chunk in read_fragment(piece.fragment, request):
             height = chunk.frame.height
+            # 4 rows after 5 others, in chunks of 4: none of the first chunk, [1, 4) of the second, [0, 1) of the third
             start = min(max(piece.skip - position, 0), height)
             stop = min(height, start + missing)
             position += height

@@ -63,6 +63,7 @@ def balanced_rows(lengths: Int64s, shares: StepShares, *key: int | str) -> Int64
 def _parts(shares: StepShares) -> tuple[Int64s, Int64s, Int64s]:
     """The parts to which rows are dealt, all of about as many rows: each one's step and rows, and the order in which
     they get the longest rows."""
+    # steps get [4, 0, 900] rows -> parts of 4, 225, 225, 225 and 225 rows, of steps 0, 2, 2, 2 and 2
     rows = shares.rows_of_steps
     steps = np.flatnonzero(rows)
     rows = rows[steps]
@@ -78,6 +79,7 @@ def _parts(shares: StepShares) -> tuple[Int64s, Int64s, Int64s]:
 
 def _deal(lengths: Int64s, size: Int64s) -> Int64s:
     """int64 [rows]: the part that each row joins. lengths: descending. size: int64 [parts], the rows of each."""
+    # lengths [9, 5, 4, 1] for two parts of 2 rows: 9 and 5 in a round, then 4 to the part with less -> [0, 1, 1, 0]
     rows, rounds = len(lengths), int(size.max())
     dealt, elements, total, first = np.empty(rows, np.int64), np.zeros(len(size), np.int64), 0, 0
     before = np.full(len(size), rounds // 2)  # smaller parts join as many rounds as they have rows, evenly spread
@@ -129,6 +131,7 @@ def bucketed_rows(lengths: Sequence[Int64s], bounds: Sequence[int], buckets: Buc
 
 def _within(bucket: Int64s, ranges: Sequence[tuple[int, int]]) -> Int64s:
     """int64 [rows]: the bucket of each row, -1 for rows beyond the range of ordinals of their bucket."""
+    # buckets [0, 1, 0, 0, 1], ranges [1, 3) of bucket 0 and [0, 1) of bucket 1 -> [-1, 1, 0, 0, -1]
     found = np.full(len(bucket), -1)
     for number, (start, stop) in enumerate(ranges):
         found[np.flatnonzero(bucket == number)[start:stop]] = number

@@ -14,7 +14,6 @@ Pure, as `schedule`. Rows belong to the bucket of their list's length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -280,11 +279,6 @@ class BucketSchedule(Schedule):
             for strands, own, size in zip(place.strands, rows, self.sizes, strict=True)
         )
 
-    def blocks(self, lane: int, *, first_step: int = 0, everything: bool = False) -> Iterator[Block]:
-        every = range(len(self._bucket_lane(lane).borders) - 1)
-        for index in every if everything else self.block_indices(lane, first_step=first_step):
-            yield self.block(lane, index)
-
     def cuts(self, lane: int, step: int) -> tuple[Cut, ...]:
         """The lane's share of a step: rows of one bucket of its blocks."""
         if not 0 <= step < self.steps:
@@ -300,6 +294,7 @@ class BucketSchedule(Schedule):
 
 def _block_borders(rows: Int64s, block_rows: int) -> Int64s:
     """int64 [blocks + 1]: where blocks begin among splits of some rows each. block_rows: at which a block ends."""
+    # splits of [3, 3, 3] rows, blocks of 5 -> [0, 2, 3]
     starts = np.concatenate(([0], np.cumsum(rows)))
     ends = np.searchsorted(starts, starts + block_rows).tolist()
     borders = [0]

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from feedline.config import PipelineSpec
-from feedline.errors import CorruptFileError, FeedlineError, StateError
+from feedline.errors import CorruptFileError, StateError
 from feedline.planning.source_plan import SourcePlan
+from feedline.planning.table_snapshot import writing_to_work_dir
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.selection.exclusion import Exclusion, kept_exclusions
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -48,12 +49,8 @@ def named_exclusion(spec: PipelineSpec, snapshot: Snapshot) -> Exclusion | None:
         message = f"the exclusion belongs to another {name}: got {theirs}, expected {mine}. {_REMEDY}"
         instead = "name the snapshot that it belongs to in source.snapshot" if name == "snapshot" else "leave it out"
         raise spec.error(_PATH, f"{message}, or {instead}")
-    try:
+    with writing_to_work_dir(spec):
         exclusion.save(spec.work_dir)
-    except FeedlineError:
-        raise
-    except OSError as error:
-        raise spec.error(("work_dir",), f"cannot be written: {error}. Name a writable folder") from error
     return exclusion
 
 

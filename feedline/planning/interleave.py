@@ -48,6 +48,7 @@ class Strands:
         """int64 [k]: how many rows of each strand are among the lane's first `row` rows."""
         if len(self) == 1:
             return np.array([row], np.int64)
+        # strands of 3 rows that open at ticks 0 and 2: of the first 3 rows, 3 and 0; of the first 4, 3 and 1
         event = bisect_right(self._before, row) - 1
         if event == len(self._events) - 1:
             return self.rows
@@ -123,6 +124,7 @@ def deal_blocks(block_rows: Int64s, window_rows: int) -> Strands:
 
 
 def _strands(members: tuple[Int64s, ...], block_rows: Int64s, opens: Int64s) -> Strands:
+    # strands of 3 rows that open at ticks 0 and 2: events at 0, 2, 3, 5, before which the lane has 0, 2, 4, 6 rows
     starts = tuple(np.concatenate(([0], np.cumsum(block_rows[each]))) for each in members)
     rows = np.array([each[-1] for each in starts], np.int64)
     events = np.unique(np.concatenate([opens, opens + rows]))
@@ -141,6 +143,7 @@ def _strands(members: tuple[Int64s, ...], block_rows: Int64s, opens: Int64s) -> 
 def step_shares(strands: Strands, block: int, rows: int, size: int, *, phase: int) -> StepShares:
     """How many rows of a block, which has `rows`, each step of `size` rows of its lane gets; those that no step gets
     come as the last ones. phase: of the first strand, from 0 to 2^64 - 1."""
+    # 4 blocks of 4 rows, dealt to 2 strands, and steps of 4: blocks 0 and 1 give 2 rows to steps 0 and 1 each
     every, before = strands.places
     strand, start = int(every[block]), int(before[block])
     phase = (phase + strand * 2**64 // len(strands)) % 2**64

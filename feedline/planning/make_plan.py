@@ -168,9 +168,8 @@ def plan_source(
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
-        selection = select_rows(
-            snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=frozen.earlier
-        ).without(named_exclusion(spec, snapshot) if exclude else None)
+        selection = count_rows(spec, snapshot, map, frozen.earlier)
+        selection = selection.without(named_exclusion(spec, snapshot) if exclude else None)
     if not int(selection.rows.sum()):
         raise _empty_error(spec, snapshot, where, selection)
     job = Job(
@@ -206,14 +205,20 @@ def plan_source(
     )
 
 
+def count_rows(
+    spec: PipelineSpec, snapshot: Snapshot, map: Map | None, earlier: Callable[[], Snapshot | None]
+) -> Selection:
+    """The counting pass; its counts are kept in work_dir. earlier: see `select_rows`."""
+    where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
+
+
 def require_step(
     spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None, earlier: Callable[[], Snapshot | None]
 ) -> None:
     """Plan an epoch of a followed table, whose counts are kept for the plan that is made later. Raises NoStepError
     where its rows make no step, and whatever else keeps it from being planned."""
-    where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
-    if not selection.rows.any():
+    if not count_rows(spec, snapshot, map, earlier).rows.any():
         raise NoStepError(f"none of {snapshot.rows:,} rows is selected")
     plan = plan_source(spec, FrozenSource(snapshot=as_read(spec, snapshot), earlier=earlier), lanes=lanes, map=map)
     plan.gaps.refuse(plan.whole_schedule.rows_dropped)  # the schedule raises NoStepError

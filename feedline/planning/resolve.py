@@ -36,6 +36,7 @@ from feedline.planning.length_columns import bucket_counts
 from feedline.planning.make_plan import (
     FrozenSource,
     column_schema,
+    count_rows,
     load_frozen,
     plan_source,
     plan_sources,
@@ -52,19 +53,18 @@ from feedline.planning.next_epoch_snapshot import (
     rebased_border,
 )
 from feedline.planning.plan import Plan
-from feedline.planning.read_columns import ReadColumns, bound_sample, bound_where
+from feedline.planning.read_columns import ReadColumns
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.source_plan import SourcePlan, group_name
 from feedline.planning.table_features import artifact_set_key, artifacts_dir, served_schema
-from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
+from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source, writing_to_work_dir
 from feedline.transforms.compile.compiled import compile_some
 from feedline.transforms.registry.user_code import functions_of
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import split_name
 from feedline.warehouse.selection.exclusion import Exclusion
-from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
@@ -121,31 +121,16 @@ def current_snapshot(
 ) -> Snapshot:
     """The snapshot that `take` takes, saved in `work_dir`; with `on_bad_file: skip`, without bad files. earlier: see
     `select_rows`."""
-    try:
+    with writing_to_work_dir(spec):
         if spec.source.on_bad_file == "skip":
             snapshot = good_snapshot(
-                spec, count=lambda table, map: _count_rows(spec, table, map, earlier), take=take, map=map
+                spec, count=lambda table, map: count_rows(spec, table, map, earlier), take=take, map=map
             )
         else:
             snapshot = take(spec, map=map)
             save_skipped(spec.work_dir, snapshot.id, ())
         snapshot.save(spec.work_dir)
-    except FeedlineError:
-        raise
-    except OSError as error:
-        raise spec.error(("work_dir",), f"cannot be written: {error}. Name a writable folder") from error
     return snapshot
-
-
-def _count_rows(
-    spec: PipelineSpec,
-    snapshot: Snapshot,
-    map: Map | None,
-    earlier: Callable[[], Snapshot | None] = lambda: None,
-) -> Selection:
-    """The counting pass; its counts are kept in work_dir."""
-    where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
 
 
 def start_of(hello: Hello, *, job: str) -> RunStart:

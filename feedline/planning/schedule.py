@@ -177,6 +177,7 @@ class Schedule:
 
     def lane_bounds(self, lane: int) -> tuple[int, int]:
         """Order positions [start, stop) of a lane."""
+        # 10 rows in 3 lanes: [0, 3), [3, 6), [6, 10)
         return lane * self.rows // self.lanes, (lane + 1) * self.rows // self.lanes
 
     def block_starts(self, lane: int) -> Int64s:
@@ -322,6 +323,7 @@ class Schedule:
 
 def _with_cuts(starts: Int64s, block_rows: int) -> Int64s:
     """Ascending positions, with others between those that are further apart than `block_rows`, at equal distances."""
+    # positions [0, 10, 12], blocks of 4 rows -> [0, 3, 6, 10, 12]
     parts = np.maximum(1, -(-np.diff(starts) // block_rows))
     firsts = np.repeat(np.cumsum(parts) - parts, parts)
     number = np.arange(len(firsts)) - firsts
@@ -347,6 +349,7 @@ def spread(order: Int64s, split_rows: Int64s, window_rows: int) -> Int64s:
     The table is cut into as many regions of equal rows as splits make a window, which take turns. order, split_rows (of
     each split in the table's order): int64 [splits].
     """
+    # six splits in the order 1 0 3 2 5 4, two to a window, so two regions -> 1 3 0 5 2 4: neighbours are of either half
     total = int(split_rows.sum())
     regions = max(1, min(len(order), window_rows * len(order) // max(total, 1)))
     middle = 2 * np.cumsum(split_rows) - split_rows  # twice the row in the middle of each split

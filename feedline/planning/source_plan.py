@@ -302,6 +302,7 @@ def _piece_of(
 ) -> tuple[PieceRequest, NDArray[np.int64]]:
     """The row groups of the split that hold the piece's rows: what to read of them, and their indices in the table."""
     first, stop = int(plan.splits.first_row_group[piece.split]), int(plan.splits.stop_row_group[piece.split])
+    # row groups with 5, 0 and 7 rows left, rows [3, 8) of them: the first and the third, after 3 rows
     remaining = plan.remaining_rows(epoch)[first:stop]
     ends = np.cumsum(remaining)
     low = int(np.searchsorted(ends, piece.start, side="right"))

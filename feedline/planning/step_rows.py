@@ -7,7 +7,7 @@ its pieces, laid end to end and put into their order. Only an order that a colum
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
@@ -30,16 +30,12 @@ _KEPT_SPLITS = 64  # whose rows have been located: 16 bytes per row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSlice:
-    """Rows of a step, in the order of a batch. lane: int64 [rows]. split: int64 [rows]. row: int64 [rows], the row's
-    index among those of its split that the epoch delivers. valid: bool [rows], False for padding."""
+    """A lane's rows of a step, in the order of a batch. int64 [rows] each: split; row, its index among those of its
+    split that the epoch delivers. valid: bool [rows], False for padding."""
 
-    lane: Int64s
     split: Int64s
     row: Int64s
     valid: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.row)
 
 
 class StepRows:
@@ -51,21 +47,24 @@ class StepRows:
         self.schedule = plan.schedule(epoch)
         self._remaining = plan.remaining_rows(epoch)
         self._rest = plan.rest(epoch)
-        self._held: dict[int, dict[int, tuple[Int64s, Int64s]]] = {}
+        self._blocks: dict[int, dict[int, tuple[Int64s, Int64s]]] = {}
         self._split_rows = lru_cache(_KEPT_SPLITS)(self._rows_of_split)
 
-    def of_rank(self, step: int, rank: int, world_size: int) -> StepSlice:
-        """The rows of a rank's batch. Raises PlanError for an unknown step or rank."""
-        return self.of_lanes(step, rank_lanes(self.schedule.lanes, rank, world_size))
-
-    def of_lanes(self, step: int, lanes: Sequence[int]) -> StepSlice:
-        parts = [self._of_lane(step, lane) for lane in lanes]
-        return StepSlice(
-            lane=np.concatenate([part.lane for part in parts]),
-            split=np.concatenate([part.split for part in parts]),
-            row=np.concatenate([part.row for part in parts]),
-            valid=np.concatenate([part.valid for part in parts]),
-        )
+    def of_lane(self, step: int, lane: int) -> StepSlice:
+        """The rows of a lane's part of a step. Raises PlanError for an unknown step."""
+        cuts = self.schedule.cuts(lane, step)
+        blocks = self._blocks.setdefault(lane, {})
+        for index in blocks.keys() - {cut.block for cut in cuts}:
+            del blocks[index]
+        splits, rows, valid = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
+        for cut in cuts:
+            if cut.block not in blocks:
+                blocks[cut.block] = self._block_rows(lane, cut.block)
+            places = np.full(cut.padding, cut.start) if cut.padding else np.arange(cut.start, cut.stop)
+            splits.append(blocks[cut.block][0][places])
+            rows.append(blocks[cut.block][1][places])
+            valid.append(np.full(len(places), not cut.padding))
+        return StepSlice(split=np.concatenate(splits), row=np.concatenate(rows), valid=np.concatenate(valid))
 
     def order(self, block: Block) -> Int64s | None:
         """The order of a block's rows; None in plan order."""
@@ -83,23 +82,6 @@ class StepRows:
             here = split == each
             groups[here], kept[here] = (rows[row[here]] for rows in self._split_rows(each))
         return groups, kept
-
-    def _of_lane(self, step: int, lane: int) -> StepSlice:
-        cuts = self.schedule.cuts(lane, step)
-        held = self._held.setdefault(lane, {})
-        for index in held.keys() - {cut.block for cut in cuts}:
-            del held[index]
-        splits, rows, valid = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
-        for cut in cuts:
-            if cut.block not in held:
-                held[cut.block] = self._block_rows(lane, cut.block)
-            places = np.full(cut.padding, cut.start) if cut.padding else np.arange(cut.start, cut.stop)
-            splits.append(held[cut.block][0][places])
-            rows.append(held[cut.block][1][places])
-            valid.append(np.full(len(places), not cut.padding))
-        row = np.concatenate(rows)
-        lanes = np.full(len(row), lane)
-        return StepSlice(lane=lanes, split=np.concatenate(splits), row=row, valid=np.concatenate(valid))
 
     def _block_rows(self, lane: int, index: int) -> tuple[Int64s, Int64s]:
         """Split and row of each row of a block, in the block's order."""
@@ -178,7 +160,7 @@ class EpochRows:
         self.plan = plan
         self.schedule = plan.schedule(epoch)
         self._passes = plan.passes(epoch)
-        self._rows = lru_cache(_KEPT_PASSES * len(plan.sources))(lambda source, number: self._of_pass(source, number))
+        self._rows = lru_cache(_KEPT_PASSES * len(plan.sources))(self._of_pass)
 
     def of_rank(self, step: int, rank: int, world_size: int) -> LocatedRows:
         """The rows of a rank's batch. Raises PlanError for an unknown step or rank."""
@@ -190,24 +172,21 @@ class EpochRows:
         if not first <= step < steps:
             raise PlanError(f"step is out of range: got {step}, expected {first} to {steps - 1}")
         parts = [
-            _locate(self._rows(source, passes.number_of(index)), source, own, [lane])
+            self._located(lane, source, passes.number_of(index), own)
             for lane in lanes
             for source, passes in enumerate(self._passes)
             for index, own in [passes.at(step)]
         ]
-        return LocatedRows(
-            lane=np.concatenate([part.lane for part in parts]),
-            source=np.concatenate([part.source for part in parts]),
-            group=np.concatenate([part.group for part in parts]),
-            kept=np.concatenate([part.kept for part in parts]),
-            valid=np.concatenate([part.valid for part in parts]),
-        )
+        names = [each.name for each in fields(LocatedRows)]
+        return LocatedRows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    def _located(self, lane: int, source: int, number: int, step: int) -> LocatedRows:
+        """A lane's rows of a source in a step of a pass."""
+        rows = self._rows(source, number)
+        part = rows.of_lane(step, lane)
+        group, kept = rows.locate(part.split, part.row)
+        lanes, sources = np.full(len(kept), lane), np.full(len(kept), source)
+        return LocatedRows(lane=lanes, source=sources, group=group, kept=kept, valid=part.valid)
 
     def _of_pass(self, source: int, number: int) -> StepRows:
         return StepRows(self.plan.sources[source], number)
-
-
-def _locate(rows: StepRows, source: int, step: int, lanes: Sequence[int]) -> LocatedRows:
-    part = rows.of_lanes(step, lanes)
-    group, kept = rows.locate(part.split, part.row)
-    return LocatedRows(lane=part.lane, source=np.full(len(part), source), group=group, kept=kept, valid=part.valid)

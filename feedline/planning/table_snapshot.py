@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from feedline.config import PipelineSpec
@@ -151,13 +152,20 @@ def freeze(spec: PipelineSpec, file: str) -> Snapshot:
 def save_for_runs(spec: PipelineSpec, snapshot: Snapshot) -> str:
     """Write a snapshot of the pipeline's table to a file in `work_dir`, for `source.snapshot`; returns its path."""
     name = f"planned/{snapshot.id}.arrow"
-    try:
+    with writing_to_work_dir(spec):
         snapshot.write(spec.work_dir, name, _origin(spec.source))
+    return below(absolute(spec.work_dir), name)
+
+
+@contextmanager
+def writing_to_work_dir(spec: PipelineSpec) -> Iterator[None]:
+    """Raise SpecError where `work_dir` cannot be written."""
+    try:
+        yield
     except FeedlineError:
         raise
     except OSError as error:
         raise spec.error(("work_dir",), f"cannot be written: {error}. Name a writable folder") from error
-    return below(absolute(spec.work_dir), name)
 
 
 def _read_saved(spec: PipelineSpec, file: str) -> Snapshot:

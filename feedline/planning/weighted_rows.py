@@ -82,6 +82,7 @@ class RowWeights:
 
 def draws_of_groups(sums: Integers, draws: int, *key: int | str) -> Int64s:
     """int64 [row groups]: how many of the draws fall into each row group. sums: the weights of the row groups."""
+    # sums [1, 2], 5 draws, an offset of half a draw: until 1.67 and 5 draws, rounded at .5 -> [2, 3]
     ends = np.cumsum(sums)
     total = int(ends[-1]) if len(ends) else 0
     if not total:

@@ -111,14 +111,24 @@ class SeenRows:
         return again
 
 
+def of_lanes(steps: StepRows, step: int) -> StepSlice:
+    """The rows of all lanes."""
+    parts = [steps.of_lane(step, lane) for lane in range(steps.schedule.lanes)]
+    return StepSlice(
+        split=np.concatenate([part.split for part in parts]),
+        row=np.concatenate([part.row for part in parts]),
+        valid=np.concatenate([part.valid for part in parts]),
+    )
+
+
 def assert_each_row_comes_once(plan: Plan, epoch: int, first: int) -> None:
     steps = StepRows(plan.source, epoch)
     seen = SeenRows(steps.schedule.split_rows, find_delivered_rows(steps.schedule, first, steps.order))
-    of_steps = [steps.of_lanes(step, range(plan.lanes)) for step in range(first, steps.schedule.steps)]
+    of_steps = [of_lanes(steps, step) for step in range(first, steps.schedule.steps)]
     assert [seen.add(rows) for rows in of_steps] == [0] * len(of_steps)
     assert seen.add(of_steps[0]) == int(of_steps[0].valid.sum()), "rows that come again are counted"
     if first > steps.schedule.first_step:
-        assert seen.add(steps.of_lanes(first - 1, range(plan.lanes))) > 0, "those of earlier steps, too"
+        assert seen.add(of_lanes(steps, first - 1)) > 0, "those of earlier steps, too"
 
 
 def test_the_command_names_the_rows_of_a_rank_or_of_all(place: Place, clicks: Path, tmp_path: Path):

@@ -47,17 +47,10 @@ _COPIES = 3
 _DIRTY_RATIO = 10  # Linux's default of vm.dirty_background_ratio, in percent of the available memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskRates:
-    """Bytes per second that a folder's disk writes, and reads what is not in the page cache."""
-
-    write_bytes_per_s: float
-    read_bytes_per_s: float
-
-
 @cache
-def disk_rates(folder: str) -> DiskRates | None:
-    """Measure the disk of a folder once per process; None: nothing can be written there.
+def disk_rates(folder: str) -> tuple[float, float] | None:
+    """Bytes per second that a folder's disk reads, of what is not in the page cache, and writes: measured once per
+    process; None: nothing can be written there.
 
     Where a file system does not drop its cached pages (tmpfs), reads are as fast as memory, as later ones will be.
     """
@@ -65,7 +58,7 @@ def disk_rates(folder: str) -> DiskRates | None:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             written, write_rate = _write_rate(file.fileno())
             os.posix_fadvise(file.fileno(), 0, written, os.POSIX_FADV_DONTNEED)
-            return DiskRates(write_bytes_per_s=write_rate, read_bytes_per_s=_read_rate(file.fileno(), written))
+            return _read_rate(file.fileno(), written), write_rate
     except OSError:
         return None
 
@@ -89,8 +82,8 @@ def cache_rates(folder: str) -> CacheRates | None:
         return None
     available = available_memory_bytes()
     return CacheRates(
-        read_bytes_per_s=disk.read_bytes_per_s,
-        write_bytes_per_s=disk.write_bytes_per_s,
+        read_bytes_per_s=disk[0],
+        write_bytes_per_s=disk[1],
         memory_bytes_per_s=memory_rate(),
         page_cache_bytes=available,
         write_buffer_bytes=_write_buffer_bytes(available),

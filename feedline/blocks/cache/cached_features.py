@@ -365,6 +365,7 @@ def part_of_features(kept: CachedFeatures, schema: BatchSchema, start: int, stop
 
 def _runs_between(starts: Bools, start: int, stop: int) -> tuple[int, int, NDArray[np.int64]]:
     """The first and the last but one of the runs that rows [start, stop) are of, and how many of them each has."""
+    # runs start at rows 0 and 2 of 5: rows [1, 4) are of runs 0 and 1, which have 1 and 2 of them
     first = int(np.count_nonzero(starts[: start + 1])) - 1
     begins = np.flatnonzero(starts[start + 1 : stop]) + 1
     repeats = np.diff(begins, prepend=0, append=stop - start)

@@ -9,7 +9,7 @@ alone, so that rows that nobody asked for raise nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,7 +36,6 @@ from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, Job, PieceRequest, Runs
 from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
-from feedline.config.features import FeatureSpec
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
@@ -233,7 +232,7 @@ class CachedRows:
             names,
             piece.rows,
             lambda some: self._features(piece, some, clock),
-            lambda some: _compiled_of(self._job, self._compiled, _kept_features(self._job, some)),
+            self._compile,
         )
         self._choice.measured()
         return features
@@ -249,9 +248,7 @@ class CachedRows:
                 return self._found_features(self._folder.find(group, self._digests_of(some)))
 
             def lay(found: CachedFeatures) -> None:
-                features = _kept_features(self._job, found.columns)
-                schema = _compiled_of(self._job, self._compiled, features).layout.schema
-                rows_of_features(found, schema, piece.rows, borders)
+                rows_of_features(found, self._compile(found.columns).layout.schema, piece.rows, borders)
 
             self._choice.measurements.read_back(piece.rows, filled.nbytes, filled.written_s, find, lay)
 
@@ -299,14 +296,27 @@ class CachedRows:
         if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
             wanted = frozenset(column.name for column in self._schema)
         self._sets.add(wanted)
-        compiled = _compiled_of(self._job, self._compiled, _kept_features(self._job, wanted))
-        row_counts = RowCounts()
+        compiled, row_counts = self._compile(wanted), RowCounts()
         rows, quality = _encode(compiled, piece, clock, row_counts)
         return split_features(rows, compiled.layout.schema, quality, row_counts)
 
+    def _compile(self, names: Collection[str] | None) -> CompiledJob:
+        """The job of some features alone, as they are kept: with numbers that are not finite, as any part of them is
+        counted; None: of all, as they are delivered."""
+        features = self._job.features
+        if names is not None:
+            kept = (feature for feature in features if feature.name in names)
+            features = tuple(
+                replace(each, on_nonfinite="keep") if each.on_nonfinite == "zero" else each for each in kept
+            )
+        ends_runs = isinstance(self._job.order, Runs) and any(feature.dedup is not None for feature in features)
+        order = self._job.order if ends_runs else None
+        alone = replace(self._job, features=features, order=order, record=None, cache=None, auto=None)
+        return compile_like(alone, self._compiled)
+
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
-        rows, quality = _encode(_compiled_of(self._job, self._compiled, self._job.features), piece, clock)
+        rows, quality = _encode(self._compile(None), piece, clock)
         return CachedPart(rows, quality, None if self._job.order is None else self._read_order(piece))
 
     def _read_order(self, piece: PieceRequest) -> pl.Series:
@@ -318,7 +328,8 @@ class CachedRows:
 
 
 class CachedBlock:
-    """The rows of a block of which features are found in a cache, or put there (`blocks.compute.BlockRows`)."""
+    """The rows of a block of which features are found in a cache, or put there. rows: of the pieces so far. cached:
+    what the cache had of them."""
 
     def __init__(self, cache: CachedRows, request: BlockRequest, clock: StageClock, hand_over: HandOver | None) -> None:
         self._cache, self._clock, self._hand_over, self._last = cache, clock, hand_over, request.rows
@@ -326,6 +337,7 @@ class CachedBlock:
         self.rows, self.cached = 0, CacheCounts()
 
     def add(self, piece: PieceRequest) -> pl.Series:
+        """Compute a piece's rows; returns what orders them, one value per row (empty if no column does)."""
         values = list[pl.Series]()
         self._cache.record(piece)
         for part in self._cache.parts(piece, self._clock, self._count):
@@ -342,6 +354,7 @@ class CachedBlock:
         self.cached += counts
 
     def finish(self, index: NDArray[np.int64] | None) -> list[Rows]:
+        """The rows, taken in this order (None: as they come)."""
         return [*self._parts] if index is None else [shuffle(self._parts, index)]
 
     def quality(self) -> Quality:
@@ -380,23 +393,6 @@ def _encode(
         )
     whole = parts[0] if len(parts) == 1 else take(parts, np.arange(rows))
     return whole, encoder.observer.quality()
-
-
-def _kept_features(job: Job, names: Collection[str]) -> list[FeatureSpec]:
-    """Features as they are kept: with numbers that are not finite, as any part of them is counted."""
-    return [
-        replace(feature, on_nonfinite="keep") if feature.on_nonfinite == "zero" else feature
-        for feature in job.features
-        if feature.name in names
-    ]
-
-
-def _compiled_of(job: Job, whole: CompiledJob, features: Sequence[FeatureSpec]) -> CompiledJob:
-    """The job of some features alone."""
-    ends_runs = isinstance(job.order, Runs) and any(feature.dedup is not None for feature in features)
-    order = job.order if ends_runs else None
-    alone = replace(job, features=tuple(features), order=order, record=None, cache=None, auto=None)
-    return compile_like(alone, whole)
 
 
 def _nbytes(columns: Columns) -> int:

@@ -54,6 +54,7 @@ class Segment:
 
 def segments(kept: int, start: int, stop: int) -> Iterator[Segment]:
     """The segments that hold rows [start, stop) of a row group of which `kept` are selected."""
+    # segments of 100 rows, rows [90, 210) of 250: [90, 100) of the first, all of the next, [0, 10) of the last 50
     for first in range(start - start % SEGMENT_ROWS, stop, SEGMENT_ROWS):
         rows = min(SEGMENT_ROWS, kept - first)
         yield Segment(first, rows, max(start - first, 0), min(stop - first, rows))

@@ -160,7 +160,7 @@ class _StepLengths(StepRows):
 
     def lengths_of(self, step: int, lane: int) -> Int64s:
         """int64 [rows]: the lengths of a lane's rows."""
-        rows = self.of_lanes(step, [lane])
+        rows = self.of_lane(step, lane)
         found = self._at(rows.split, rows.row)
         return found if self._most is None else np.minimum(found, self._most)
 

@@ -128,26 +128,21 @@ def yaml_section(groups: Mapping[str, Sequence[str]]) -> str:
 
 def with_ranges(columns: Sequence[str]) -> list[str]:
     """`[user, h_0, h_1, h_2]` as `[user, h_{0..2}]`: three or more columns that are numbered in turn."""
-    found: list[list[str]] = []
-    for index, name in enumerate(columns):
-        follows = index > 0 and _follows(columns[index - 1], name)
-        if follows:
-            found[-1].append(name)
+    runs: list[tuple[str, list[int]]] = []  # of names with a stem, the numbers
+    for name in columns:
+        match = _RANGED.fullmatch(name)
+        stem, numbers = (name, []) if match is None else (match[1], [int(match[2])])
+        if numbers and runs and runs[-1][0] == stem and runs[-1][1][-1:] == [numbers[0] - 1]:
+            runs[-1][1].append(numbers[0])
         else:
-            found.append([name])
-    return [word for run in found for word in ([_range(run)] if len(run) > 2 else run)]
-
-
-def _follows(name: str, other: str) -> bool:
-    first, second = _RANGED.fullmatch(name), _RANGED.fullmatch(other)
-    return first is not None and second is not None and first[1] == second[1] and int(second[2]) == int(first[2]) + 1
-
-
-def _range(run: Sequence[str]) -> str:
-    first, last = _RANGED.fullmatch(run[0]), _RANGED.fullmatch(run[-1])
-    assert first is not None
-    assert last is not None
-    return f"{first[1]}{{{first[2]}..{last[2]}}}"
+            runs.append((stem, numbers))
+    words = []
+    for stem, numbers in runs:
+        if len(numbers) > 2:
+            words.append(f"{stem}{{{numbers[0]}..{numbers[-1]}}}")
+        else:
+            words += [f"{stem}{number}" for number in numbers] or [stem]
+    return words
 
 
 def _word(text: str) -> str:

@@ -14,8 +14,7 @@ from feedline.blocks.cache.auto_choice import cache_rates, disk_rates, memory_ra
 def test_a_disk_is_measured_once_and_leaves_nothing(tmp_path: Path):
     rates = disk_rates(str(tmp_path))
     assert rates is not None
-    assert rates.write_bytes_per_s > 0
-    assert rates.read_bytes_per_s > 0
+    assert min(rates) > 0
     assert not list(tmp_path.iterdir())
     assert disk_rates(str(tmp_path)) is rates
 
