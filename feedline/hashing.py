@@ -258,7 +258,6 @@ def hashable(kind: pa.DataType) -> bool:
 
 
 def _words(series: pl.Series) -> Words:
-    """One 64-bit word per value."""
     kind = series.dtype
     if isinstance(kind, pl.String | pl.Binary):
         words = digest(series)

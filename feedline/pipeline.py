@@ -188,7 +188,6 @@ class Pipeline:
             self._serving = Serving(self.spec)
 
     def _fit_with(self, workers: Workers | None) -> Fit:
-        """Fits missing artifacts, for `fit: auto`."""
         return lambda snapshots: self.fit(missing=True, snapshot=snapshots, workers=workers).manifest
 
     def check_rows(
@@ -305,7 +304,6 @@ class Pipeline:
 
 
 def _snapshots_of(pipeline: Pipeline, given: Snapshots | None, map: Map | None) -> Sequence[Snapshot]:
-    """The snapshot of each source: those given, or new ones."""
     if given is None:
         return pipeline.snapshots(map=map)
     return (given,) if isinstance(given, Snapshot) else given

@@ -124,7 +124,6 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
 
 
 def _shared(fragment: Fragment) -> tuple[Any, ...]:
-    """What fragments of one table have in common."""
     return fragment.table, fragment.stored_names, fragment.decoder, fragment.source_cache
 
 

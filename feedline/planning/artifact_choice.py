@@ -69,7 +69,6 @@ def _artifact_start(spec: PipelineSpec, start: RunStart) -> RunStart:
 
 
 def _manifest(plan: Plan) -> str | None:
-    """The manifest of a plan's artifact set, which is that of all sources."""
     return plan.sources[0].job.artifacts.manifest
 
 

@@ -272,7 +272,6 @@ class BucketSchedule(Schedule):
         return piece, tuple(zip(own.tolist(), (own + rows).tolist(), strict=True))
 
     def _bucket_shares(self, place: _BucketLane, index: int) -> tuple[StepShares, ...]:
-        """The rows of each bucket of a block that each of the bucket's steps gets."""
         rows = place.block_rows[index].tolist()
         return tuple(
             step_shares(strands, index, own, size, phase=self.phase)

@@ -327,7 +327,6 @@ class _ReadOnce:
 
 
 def _rewritten_error(listing: Listing, index: int, seen: pa.Table, of: int) -> TableChangedError:
-    """The error for a listed file that is not the one in the record."""
     name = join(redact(listing.uri), listing.files["path"][index].as_py())
     was, now = stamp_at_index(seen, of), stamp_at_index(listing.files, index)
     return TableChangedError(

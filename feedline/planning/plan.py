@@ -391,7 +391,6 @@ def _sum_of_changes(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _column_group_of(plans: Sequence[SourcePlan]) -> ColumnGroup | None:
-    """The column group of the plans of all sources; None for all features."""
     if plans[0].whole is None:
         return None
     digests = [plan.features.fingerprint[:32] for plan in plans]

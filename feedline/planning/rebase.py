@@ -161,7 +161,6 @@ class _RebasePlanner:
         )
 
     def _changes(self, done: Mapping[int, Bools]) -> dict[str, Any]:
-        """Counts for the report."""
         counts = _counts(self._files, self._old, self._new)
         rows = {
             "delivered": sum(int(mask.sum()) for mask in done.values()),
@@ -328,7 +327,6 @@ class _RebasePlanner:
         return np.concatenate(identities)
 
     def _refuse_duplicates(self, identities: Words, fragment: Fragment) -> None:
-        """Raise DataError for a row key that two rows share."""
         duplicates = len(identities) - len(np.unique(identities))
         if duplicates:
             raise DataError(

@@ -394,7 +394,6 @@ def _agreed_rebase(spec: PipelineSpec, state: Mapping[str, Any], start: RunStart
 
 
 def _snapshot_of(spec: PipelineSpec, exclusion: Exclusion) -> Snapshot:
-    """The snapshot that an exclusion belongs to."""
     id = exclusion.origin.snapshot
     try:
         return as_read(spec, Snapshot.load(spec.work_dir, id))

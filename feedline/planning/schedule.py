@@ -274,7 +274,6 @@ class Schedule:
         return int(random_words(1, "phase", self.seed, self.epoch, *self.salt)[0])
 
     def _shares(self, lane: int, index: int) -> StepShares:
-        """The rows of a block that each step gets."""
         place = self.lane(lane)
         shares = step_shares(place.strands, index, place.block_rows(index), self.batch_size, phase=self.phase)
         return replace(shares, first_step=self.first_step + shares.first_step)

@@ -165,7 +165,6 @@ class SourcePlan:
 
     @cached_property
     def _remaining_rows(self) -> NDArray[np.int64]:
-        """Rows per row group that the rebased epoch still delivers."""
         return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection)
 
     def remaining_rows(self, epoch: int) -> NDArray[np.int64]:

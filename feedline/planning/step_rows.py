@@ -110,7 +110,6 @@ class StepRows:
         return np.flatnonzero(~left_out(self.plan, group, self.epoch)[selected])
 
     def _drawn(self, group: int, draws: int) -> Int64s:
-        """The kept indices of the rows of a row group that the epoch draws."""
         plan, order = self.plan, self.plan.job.order
         if not draws or order is None:
             return np.zeros(0, np.int64)
@@ -119,7 +118,6 @@ class StepRows:
         return group_draws(column, draws, (plan.seed, self.epoch, *plan.salt), fragment, 0)
 
     def _order_values(self, piece: Piece, order: RowOrder | None) -> pl.Series:
-        """What orders a piece's rows."""
         assert order is not None
         row = np.arange(piece.start, piece.stop)
         groups, kept = self.locate(np.full(len(row), piece.split), row)
@@ -181,7 +179,6 @@ class EpochRows:
         return LocatedRows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def _located(self, lane: int, source: int, number: int, step: int) -> LocatedRows:
-        """A lane's rows of a source in a step of a pass."""
         rows = self._rows(source, number)
         part = rows.of_lane(step, lane)
         group, kept = rows.locate(part.split, part.row)

@@ -58,7 +58,6 @@ def _redefined(spec: PipelineSpec) -> tuple[tuple[str, str], ...]:
 
 
 def _fit_source(spec: PipelineSpec) -> FitSource:
-    """The rows that a pipeline declares for its fits."""
     sources = [
         fit_source(each.source.table, spec.fit.where, None if sample is None else sample.fitted.to_json())
         for each in spec.per_source()

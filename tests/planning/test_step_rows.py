@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from mixed_tables import NAMES, ids_of, mixed_pipeline, write_tables
 from pipelines import Place, furnished
 from processes import ended_here
 from rewritten import Rewritten, state_at
@@ -17,9 +18,10 @@ from rewritten import Rewritten, state_at
 from feedline import Pipeline
 from feedline.commands.plan.views import describe_rows, describe_step
 from feedline.errors import PlanError
+from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.plan import Plan
 from feedline.planning.rebase import find_delivered_rows
-from feedline.planning.step_rows import StepRows, StepSlice
+from feedline.planning.step_rows import EpochRows, StepRows, StepSlice
 
 WHERE = 'dense_0 > 0.3 and ds != "2026-01-02"'
 UNSIZED = {"size": None, "max_tokens": 600}
@@ -165,3 +167,43 @@ def test_steps_and_ranks_that_are_not_there(place: Place):
 def test_rows_are_described_as_ranges():
     assert describe_rows([5, 4, 3, 9, 0]) == "0, 3-5, 9"
     assert describe_rows(list(range(0, 4000, 2))) == "0, 2, 4, 6, 8, 10 … 3,998"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The rows of each step of a mix, from the plan alone, are those of its batches.
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    folder = write_tables(tmp_path_factory.mktemp("mixed"), clicks=200, views=40)
+    document = mixed_pipeline(folder, stop="all", lanes=2)
+    document["sources"][0]["where"] = "id % 5 != 0"
+    return Pipeline.from_dict(document)
+
+
+def test_located_rows_are_those_of_the_batches(pipeline: Pipeline):
+    plan = pipeline.plan()
+    rows, ids = EpochRows(plan, 1), {}
+    for batch in pipeline.batches(1, plan=plan):
+        located = rows.of_rank(batch.step, 0, 1)
+        assert located.lane.tolist() == [0] * 10 + [1] * 10
+        assert located.source.tolist() == ([0] * 8 + [1] * 2) * 2
+        assert located.valid.all()
+        found = []
+        for source, group, kept in zip(located.source, located.group, located.kept, strict=True):
+            own = plan.sources[source]
+            if (source, group) not in ids:
+                name = NAMES["clicks" if source == 0 else "views"][0]
+                file = int(own.snapshot.file_of_row_group[group])
+                table = pq.ParquetFile(f"{own.snapshot.uri}/{own.snapshot.files['path'][file].as_py()}")
+                column = table.read_row_group(int(own.snapshot.row_group_in_file[group]), [name])[name].to_numpy()
+                ids[source, group] = column[read_kept_rows(own, int(group), [name]).rows]
+            found.append(int(ids[source, group][kept]))
+        assert found == ids_of(batch).ravel().tolist()
+
+
+def test_an_unknown_step_is_refused(pipeline: Pipeline):
+    rows = EpochRows(pipeline.plan(), 0)
+    with pytest.raises(PlanError, match=f"step is out of range: got {rows.schedule.steps}, expected 0 to"):
+        rows.of_rank(rows.schedule.steps, 0, 1)
+    assert np.array_equal(rows.of_rank(3, 1, 2).lane, np.ones(10))

@@ -221,7 +221,6 @@ def _saved_s(inputs: PolicyInputs, feature: FeatureCost) -> float:
 
 
 def _reason(inputs: PolicyInputs, predictions: Sequence[ModePrediction], chosen: ModePrediction) -> str:
-    """Say in one line why a mode was chosen."""
     off = predictions[0]
     others = [each for each in predictions if each.mode != "off"]
     if chosen.mode == "off":

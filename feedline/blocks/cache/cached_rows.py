@@ -172,7 +172,6 @@ class CachedRows:
         return kept if not kept or self._names.order is None else [*kept, self._names.order]
 
     def _lacking(self, found: Columns, filling: AutoFilling) -> list[str]:
-        """The columns that are to be kept and were not found."""
         return [digest for digest in self._kept(filling) if digest not in found]
 
     def _find(self, group: EntryGroup, segment: Segment) -> dict[str, CachedColumn]:
@@ -320,7 +319,6 @@ class CachedRows:
         return CachedPart(rows, quality, None if self._job.order is None else self._read_order(piece))
 
     def _read_order(self, piece: PieceRequest) -> pl.Series:
-        """What orders the piece's rows."""
         order = self._job.order
         assert order is not None
         chunks = piece_chunks(self._compiled, piece, [order.column])

@@ -145,7 +145,6 @@ def _compared(part: CompiledPart, marks: Mapping[str, dict[str, str]]) -> list[t
 
 
 def _types(bound: BoundExpression | BoundSample | Mark | None, compiled: CompiledJob) -> dict[str, str]:
-    """The types of the columns that a filter, a sample or a mark reads."""
     names = () if bound is None else sorted(bound.columns)
     return {name: str(compiled.read.schema.field(name).type) for name in names if name in compiled.read.schema.names}
 

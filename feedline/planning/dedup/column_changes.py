@@ -110,7 +110,6 @@ def propose_groups(measured: ColumnChanges, row_bytes: Mapping[str, float]) -> l
 
 
 def _bytes_saved(measured: ColumnChanges, columns: Sequence[str], row_bytes: Mapping[str, float]) -> float:
-    """The bytes per row that a group saves."""
     return sum(row_bytes[name] for name in columns) * (1 - 1 / measured.factor(columns)) - INVERSE_BYTES
 
 

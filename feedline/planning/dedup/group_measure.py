@@ -222,6 +222,5 @@ def bytes_by_column(features: CompiledFeatures, nbytes: Mapping[str, float]) -> 
 
 
 def _mean_repeated(changes: ColumnChanges, weights: Mapping[str, float]) -> float:
-    """The mean of the columns' d."""
     total = sum(weights.values())
     return sum(changes.repeated(name) * weight for name, weight in weights.items()) / total if total else 0.0
