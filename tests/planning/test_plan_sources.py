@@ -17,11 +17,6 @@ from feedline.loader.wire.facts import PlanFacts
 from feedline.planning.mixing import MixingWindow
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tables(tmp_path_factory.mktemp("mixed"), clicks=100, views=50)
-
-
 def pipeline_with(folder: Path, own: dict[str, Any], **changes: Any) -> Pipeline:
     """A pipeline whose source `views` has features of its own."""
     pipeline = mixed_pipeline(folder, **changes)
