@@ -69,7 +69,7 @@ def test_a_column_that_a_source_lacks_is_an_error_of_that_source(folder: Path):
 def test_a_source_that_is_empty_after_its_filter_is_an_error_at_that_filter(folder: Path):
     pipeline = mixed_pipeline(folder)
     pipeline["sources"][1]["where"] = "row < 5"
-    with pytest.raises(SpecError, match=r"pipeline: sources\[1\].where: the filter keeps no row: got 0 of 150 rows"):
+    with pytest.raises(SpecError, match=r"pipeline: sources\[1\].where: the filter keeps no row: got 0 of 450 rows"):
         Pipeline.from_dict(pipeline).plan()
 
 
