@@ -15,6 +15,7 @@ from pipelines import Place, eventually, furnished
 
 from feedline.loader.ring.rendezvous import runtime_dir
 from feedline.loader.ring.status_files import StatusFile, live_statuses, sweep_statuses
+from feedline.loader.wire.codec import WIRE_VERSION
 
 PROGRAM = """
 from dataclasses import replace
@@ -69,7 +70,7 @@ def test_a_file_of_another_process_of_the_same_number_is_swept():
 def test_a_status_of_another_release_is_left_out_and_stays():
     file = StatusFile()
     file.write(status_of(feeder="mine"))
-    file.path.write_text(file.path.read_text().replace('"wire": 1', '"wire": 9'))
+    file.path.write_text(file.path.read_text().replace(f'"wire": {WIRE_VERSION}', f'"wire": {WIRE_VERSION + 1}'))
     assert live_statuses() == []
     assert file.path.exists()
     file.remove()
