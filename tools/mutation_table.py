@@ -353,8 +353,8 @@ MUTATIONS = (
     Mutation(
         "blocks",
         "runs-of-later-pieces",
-        "run_starts(values(index)) + rows",
-        "run_starts(values(index))",
+        "run_starts(each) + first",
+        "run_starts(each)",
         "runs of rows that stay together are cut elsewhere in a block's later pieces",
     ),
     # -- planning -------------------------------------------------------------------------------------------------
