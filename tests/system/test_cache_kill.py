@@ -112,13 +112,13 @@ def test_runs_are_killed_at_random(full: FullCache, seed: int, tmp_path: Path):
     with FeedlineDataset(paths[1]) as dataset:
         for epoch in range(3):
             with feedline("run", paths[0], "--sink", "null", env={**os.environ, "TMPDIR": str(own)}) as run:
-                family = eventually(run.descendants)
+                assert eventually(run.descendants)
                 seen = []
                 victim = chance.randrange(70)
                 for batch in dataset:
                     seen.append(image(batch))
                     if batch.step == victim:
-                        chance.choice([*family, psutil.Process(run.pid)]).kill()
+                        chance.choice([*run.descendants(), psutil.Process(run.pid)]).kill()
                     elif batch.step == victim // 2:
                         psutil.Process(dataset._feed._connection._feeder.pid).kill()
                 run.close()
