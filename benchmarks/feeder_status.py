@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from feedline.config import load_spec
+from feedline.loader.ring.launch import FeederTask
 from feedline.loader.ring.status_files import StatusFile
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, ReadPart
@@ -54,7 +55,8 @@ def measure(folder: Path, ranks: int, calls: int) -> dict[str, float]:
     """CPU microseconds of each part, for so many ranks."""
     spec = load_spec(PIPELINE, {"work_dir": str(folder)}, base_dir=str(folder))
     cluster: Any = SimpleNamespace(dask=None, packed=False, threads=lambda: 8, door=None)
-    gatherer = StatusGatherer(spec, cluster, job="j", feeder="f", ranks=range(ranks), world_size=ranks, cores=8)
+    task = FeederTask(ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=8)
+    gatherer = StatusGatherer(spec, cluster, task, job="j", feeder="f")
     sessions = [_session(rank) for rank in range(ranks)]
     for number in range(DECISIONS):
         text = f"rank {number}: 24 blocks in flight (before: 16), 4 ring slots: the trainer is faster than the workers"

@@ -166,7 +166,7 @@ def ordered_rows(
             return drawn[permutation(len(drawn), *key)]
         case Runs():  # a run ends with its piece
             rows = np.cumsum([0, *(piece.rows for piece in request.pieces)])
-            starts = [run_starts(each) + first for each, first in zip(of_pieces, rows, strict=False)]
+            starts = [run_starts(each) + first for each, first in zip(of_pieces, rows[:-1], strict=True)]
             return permuted_runs(int(rows[-1]), np.concatenate(starts), *key)
 
 

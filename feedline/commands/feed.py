@@ -30,7 +30,7 @@ from feedline.commands.exit_status import end_with
 from feedline.config import PipelineSpec
 from feedline.errors import FeederError, FeedlineError, SpecError
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
-from feedline.loader.ring.launch import LOCK_S, feeder_threads, log_path, memory_share
+from feedline.loader.ring.launch import LOCK_S, FeederTask, feeder_threads, log_path, memory_share
 from feedline.loader.ring.rendezvous import HostListener, Listener, job_fingerprint, socket_path
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.facts import FeederEvent, FeederFacts, Hello
@@ -65,25 +65,14 @@ from feedline.warehouse.storage.parallel import stop_waiting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """The pipeline, as `PipelineSpec.packed`, the ranks to serve, the number of ranks in all and on this host, the
-    cores to use.
-
-    ranks: empty if their trainers name them. parent: the process that started the feeder. scratch: its folder for
-    Dask's workers, removed at the end. restarts: feeders of these ranks that died before it. column_group: the features
-    of the one whose trainers a feeder of `feedline run` waits for. epochs: that it serves in all (0: its trainers
-    decide).
-    """
+    """The pipeline, as `PipelineSpec.packed`, and what is served of it. parent: the process that started the feeder.
+    scratch: its folder for Dask's workers, removed at the end. restarts: feeders of these ranks that died before it."""
 
     pipeline: bytes
-    ranks: Sequence[int]
-    world_size: int
-    local_ranks: int
-    cores: int
+    task: FeederTask
     parent: int | None = None
     scratch: str | None = None
     restarts: int = 0
-    column_group: Sequence[str] = ()
-    epochs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +102,8 @@ class FeederSessions:
         setup = SessionSetup(
             cluster=self.cluster,
             planner=self.planner,
-            world_size=request.world_size,
-            memory_bytes=memory_share(self.spec, local_ranks=request.local_ranks),
+            world_size=request.task.world_size,
+            memory_bytes=memory_share(self.spec, local_ranks=request.task.local_ranks),
             about=FeederFacts(imports_s=startup_seconds(), log=log, dashboard=None, feeder=os.getpid()),
         )
         return TrainerSession(channel, setup, rank=rank, wake=wake, admit=admit, on_plan=on_plan)
@@ -130,7 +119,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
     keep_pandas_out(code)
     if spec.cluster.kind != "threads":
         use_huge_pages(True)  # processes that are started inherit the setting
-    threads = feeder_threads(spec, cores=request.cores)
+    threads = feeder_threads(spec, cores=request.task.cores)
     demand = None if spec.cluster.kind == "threads" else Demand(spec.name, job_fingerprint(spec), spec.cluster)
     report = None if demand is None else demand.first_report()
     # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
@@ -152,15 +141,12 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
         gatherer = status = StatusGatherer(
             spec,
             cluster,
+            request.task,
             job=job_name(spec.name, job_fingerprint(spec)) if demand is None else demand.job,
             feeder=feeder_name() if demand is None else demand.feeder,
-            ranks=request.ranks,
-            world_size=request.world_size,
-            cores=request.cores,
             restarts=request.restarts,
-            epochs=request.epochs,
         )
-        watched = watch_feeder(spec.metrics, spec.traces, lambda: gatherer.status, request.ranks)
+        watched = watch_feeder(spec.metrics, spec.traces, lambda: gatherer.status, request.task.ranks)
         with watched as cluster.on_block:
             yield FeederSessions(request, spec, cluster, planner, demand, status)
     finally:
@@ -258,15 +244,18 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         widen_affinity(options.cpus)
     request = FeedRequest(
         pipeline=sys.stdin.buffer.read(),
-        ranks=options.ranks,
-        world_size=options.world_size,
-        local_ranks=options.local_ranks,
-        cores=options.cores,
+        task=FeederTask(
+            ranks=options.ranks,
+            world_size=options.world_size,
+            local_ranks=options.local_ranks,
+            cores=options.cores,
+            cpus=options.cpus,
+            column_group=options.features,
+            epochs=options.epochs,
+        ),
         parent=options.parent,
         scratch=options.scratch,
         restarts=options.restarts,
-        column_group=options.features,
-        epochs=options.epochs,
     )
     if options.listen:
         sys.exit(feed_listening(request))
@@ -291,7 +280,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
         try:
             with open_sessions(request, early=True) as sessions:
                 feeder = Feeder(sessions.cluster, on_end=ended, demand=sessions.demand, status=sessions.status)
-                feeder.add(sessions.open(channel, rank=request.ranks[0], wake=feeder.wake))
+                feeder.add(sessions.open(channel, rank=request.task.ranks[0], wake=feeder.wake))
                 feeder.serve(until=lambda: ownership.is_ending or not feeder.sessions)
         except FeedlineError as error:
             _refuse(channel, error)
@@ -376,13 +365,13 @@ def feed_listening(request: FeedRequest) -> int:
     with ownership.signals(), contextlib.ExitStack() as stack:
         ownership.add(request.parent or os.getppid())
         sessions = stack.enter_context(open_sessions(request))
-        job = job_fingerprint(sessions.spec, request.column_group)
+        job = job_fingerprint(sessions.spec, request.task.column_group)
         pipe = stack.enter_context(contextlib.closing(_EventPipe()))
         doors = {}
         events = threading.Lock()  # a session's "left" comes after its "stats"
-        for rank in request.ranks:
+        for rank in request.task.ranks:
             try:
-                listener = Listener(socket_path(job, rank, request.world_size))
+                listener = Listener(socket_path(job, rank, request.task.world_size))
             except FeederError as error:  # starting again would not help
                 pipe.put(FeederEvent(type="refused", rank=rank, error=str(error)))
                 return 1

@@ -22,6 +22,7 @@ import numpy as np
 
 from feedline.config import PipelineSpec
 from feedline.errors import DataError, FeedlineError
+from feedline.loader.ring.launch import FeederTask
 from feedline.loader.ring.status_files import StatusFile
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import (
@@ -162,22 +163,18 @@ _LAST_S = 3.0
 class StatusGatherer:
     """The status of one feeder.
 
-    job, feeder: their names in its reports. restarts: feeders before it that died. ranks: those that it is to serve
-    (empty: its trainers name theirs). epochs: of the run (0: its trainers decide).
+    task: what it serves. job, feeder: their names in its reports. restarts: feeders before it that died.
     """
 
     def __init__(
         self,
         spec: PipelineSpec,
         cluster: Cluster,
+        task: FeederTask,
         *,
         job: str,
         feeder: str,
-        ranks: Sequence[int],
-        world_size: int,
-        cores: float,
         restarts: int = 0,
-        epochs: int = 0,
     ) -> None:
         self._cluster = cluster
         self._decisions = DecisionLog()
@@ -185,7 +182,7 @@ class StatusGatherer:
         self._plan: tuple[Plan, PlanStatus] | None = None  # the last that was described
         self._trainers: dict[int, int] = {}  # by rank, that have come
         self._sessions: dict[TrainerSession, int] = {}  # the process ids of their trainers
-        self._ranks = {rank: RankStatus(rank=rank, state="waiting", stats=FeederStats()) for rank in ranks}
+        self._ranks = {rank: RankStatus(rank=rank, state="waiting", stats=FeederStats()) for rank in task.ranks}
         self._has_failed = False
         now_s = time.time()
         self.status = FeederStatus(
@@ -199,16 +196,16 @@ class StatusGatherer:
             kernels=compiled_kernels(),
             started_s=now_s,
             now_s=now_s,
-            epochs=epochs,
+            epochs=task.epochs,
             form=spec.cluster.kind,
-            cores=cores,
+            cores=task.cores,
             cpu_s=0.0,
             workers=0,
             threads=0,
             ranks=(),
             restarts=restarts,
         )
-        self._files = _StatusWriter(LastRun(spec, world_size), lambda: self.status)
+        self._files = _StatusWriter(LastRun(spec, task.world_size), lambda: self.status)
 
     def look(self, sessions: Sequence[TrainerSession]) -> None:
         """Gather the status of the moment, and publish it. Called about once a second. A failure is logged in a line,

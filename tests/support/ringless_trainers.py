@@ -98,9 +98,8 @@ class Trainer:
 def trainers_of(path: Path, ranks: int = 1, *, with_status: bool = False) -> Iterator[list[Trainer]]:
     """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out.
     with_status: the feeder gathers its status."""
-    request = feed.FeedRequest(
-        pipeline=load_spec(path).packed(), ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1
-    )
+    task = feed.FeederTask(ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1)
+    request = feed.FeedRequest(pipeline=load_spec(path).packed(), task=task)
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name in ("stop_waiting", "ignore_sigterm"):

@@ -202,14 +202,13 @@ def tags_of(files: pa.Table) -> npt.NDArray[Any]:
     """object [files]: the tag of each, empty without one."""
     if "etag" not in files.schema.names:
         return np.full(len(files), "", object)
-    plain = pc.utf8_trim(pc.replace_substring_regex(_column(files, "etag"), "^W/", ""), '"')  # of earlier versions
-    return np.asarray(pc.fill_null(plain, "").to_numpy(zero_copy_only=False), object)
+    return np.asarray(pc.fill_null(_column(files, "etag"), "").to_numpy(zero_copy_only=False), object)
 
 
 def stamp_at_index(files: pa.Table, index: int) -> Stamp:
     """The stamp of one file of a listing or snapshot."""
     tag = files["etag"][index].as_py() if "etag" in files.schema.names else None
-    return Stamp(files["bytes"][index].as_py(), files["mtime_ns"][index].as_py(), _plain(tag or ""))
+    return Stamp(files["bytes"][index].as_py(), files["mtime_ns"][index].as_py(), tag or "")
 
 
 def mark_unknown(files: pa.Table, tags: pa.Array, now_ns: int) -> pa.Array | None:

@@ -91,12 +91,6 @@ def test_an_open_file_is_refused_if_the_rule_says_that_it_is_another(before: Sta
         refuse_changed("f", before, now, "then", "Look")
 
 
-def test_tags_of_snapshots_of_earlier_versions_are_as_their_stores_wrote_them():
-    before, now = (table({"a": (Stamp(9, -1, tag), b"footer")}) for tag in ('"tag"', "tag"))
-    assert known_files(now, before).same.all()
-    assert stamp_at_index(before, 0) == Stamp(9, -1, "tag")
-
-
 def test_what_nobody_can_tell_is_marked_and_never_recognised():
     files = table({name: (Stamp(9, -1, ""), b"footer") for name in "ab"}).drop_columns("etag")
     told = table({name: (Stamp(9, 5, ""), b"footer") for name in "ab"}).drop_columns("etag")
