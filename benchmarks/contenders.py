@@ -3,17 +3,18 @@
 Runs in a contender's own process. `prepare` imports and returns the loop, so that imports and loop are timed
 separately; nothing heavy is imported before. A contender is a form of loader: what it does with a row group is up to
 the shape. torch's DataLoader, grain and torchdata.nodes get hand-written numpy (`numpy_workload`). The two floors have
-nothing around the work: the scan computes expressions (`polars_workload`), the thread pool these or numpy.
+nothing around the work: the scan computes expressions (`polars_workload`), the thread pool these or numpy. Of several
+ranks, each reads its share of the row groups (`workload.groups_of`), and Feedline's share a feeder.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 from shapes import Shape
@@ -27,7 +28,9 @@ class Job:
     """The input of a contender: the table's files, the same as a pipeline.yaml, rows per batch, threads or workers.
 
     files: those that the shape's filter selects. shape: the table's, one of `SHAPES`; sample: the file for the first
-    batches' ids where these are hashed.
+    batches' ids where these are hashed. epochs: how often the table is read. settings: overrides of Feedline's
+    pipeline. rank, ranks: which of several trainers this is; arrivals: the file for the times of its batches; measurer:
+    the process whose descendants' CPU time counts (default: the parent).
     """
 
     files: Sequence[str]
@@ -36,6 +39,12 @@ class Job:
     threads: int
     shape: str = "lists"
     sample: str = ""
+    epochs: int = 1
+    settings: Mapping[str, object] = field(default_factory=dict)
+    rank: int = 0
+    ranks: int = 1
+    arrivals: str = ""
+    measurer: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +68,7 @@ def polars_scan(shape: Shape) -> Callable[[Job], Batches]:
     import workload
 
     def loop(job: Job) -> Batches:
-        scans = (pl.scan_parquet(path, hive_partitioning=False) for path in job.files)
+        scans = (pl.scan_parquet(path, hive_partitioning=False) for path in [*job.files] * job.epochs)
         frames = (polars_workload.selected(scan, shape).collect() for scan in scans)
         pieces = (polars_workload.encode_frame(frame, shape) for frame in frames)
         return workload.batches(pieces, job.batch_size, shape)
@@ -74,7 +83,7 @@ def thread_pool(shape: Shape) -> Callable[[Job], Batches]:
     encoder = polars_encoder(shape) if shape.pool_in_polars else numpy_encoder(shape)
 
     def loop(job: Job) -> Batches:
-        pieces = in_order(encoder(job.batch_size), workload.row_groups(job.files), job.threads)
+        pieces = in_order(encoder(job.batch_size), workload.groups_of(job), job.threads)
         return workload.batches(chain.from_iterable(pieces), job.batch_size, shape)
 
     return loop
@@ -86,7 +95,7 @@ def torch_dataloader(shape: Shape) -> Callable[[Job], Batches]:
     from torch.utils.data import DataLoader
 
     def loop(job: Job) -> Batches:
-        dataset = sharded_rows.ShardedRows(job.files, job.batch_size, shape)
+        dataset = sharded_rows.ShardedRows(job, shape)
         loader = DataLoader(
             dataset, batch_size=None, num_workers=job.threads, multiprocessing_context="forkserver", prefetch_factor=2
         )
@@ -103,10 +112,29 @@ def grain_threads(shape: Shape) -> Callable[[Job], Batches]:
     encoder = numpy_encoder(shape)
 
     def loop(job: Job) -> Batches:
-        groups = grain.MapDataset.source(workload.row_groups(job.files))
+        groups = grain.MapDataset.source(workload.groups_of(job))
         pieces = groups.map(encoder(job.batch_size))
         options = grain.ReadOptions(num_threads=job.threads, prefetch_buffer_size=2 * job.threads)
         return workload.batches(chain.from_iterable(pieces.to_iter_dataset(options)), job.batch_size, shape)
+
+    return loop
+
+
+def grain_processes(shape: Shape) -> Callable[[Job], Batches]:
+    """grain: the same dataset in its worker processes, which hand over arrays in shared memory."""
+    import grain
+    import workload
+
+    encoder = numpy_encoder(shape)
+
+    def loop(job: Job) -> Batches:
+        groups = grain.MapDataset.source(workload.groups_of(job))
+        arrays = groups.map(partial(workload.piece_arrays, encode=encoder(job.batch_size)))
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)  # a worker encodes one row group at a time
+        workers = grain.MultiprocessingOptions(num_workers=job.threads, per_worker_buffer_size=1)
+        handed_over = arrays.to_iter_dataset(options).mp_prefetch(workers)
+        pieces = (workload.Piece(*piece) for group in handed_over for piece in group)
+        return workload.batches(pieces, job.batch_size, shape)
 
     return loop
 
@@ -119,7 +147,7 @@ def torchdata_nodes(shape: Shape) -> Callable[[Job], Batches]:
     encoder = numpy_encoder(shape)
 
     def loop(job: Job) -> Batches:
-        groups = nodes.IterableWrapper(workload.row_groups(job.files))
+        groups = nodes.IterableWrapper(workload.groups_of(job))
         mapper = nodes.ParallelMapper(
             groups, encoder(job.batch_size), num_workers=job.threads, method="thread", in_order=True
         )
@@ -130,12 +158,21 @@ def torchdata_nodes(shape: Shape) -> Callable[[Job], Batches]:
 
 def feedline(shape: Shape, *, overrides: dict[str, object]) -> Callable[[Job], Batches]:
     """Feedline, its feeder in another process."""
+    from cpu_of_parts import CpuOfParts
+
     from feedline import FeedlineDataset
 
     def loop(job: Job) -> Batches:
-        with FeedlineDataset(job.pipeline, set=overrides) as dataset:
+        with FeedlineDataset(job.pipeline, set={**overrides, **job.settings}) as dataset:
             loop.imports_s = dataset.facts["imports_s"]  # type: ignore[attr-defined]
-            yield from dataset
+            steps = len(dataset) * job.epochs
+            between = max(1, steps // 5), steps * 4 // 5  # as many rows are under way at the end as at the beginning
+            for step, batch in enumerate(chain.from_iterable(repeat(dataset, job.epochs)), 1):
+                yield batch
+                if step == between[0]:
+                    parts = CpuOfParts(dataset.facts["feeder"], job.measurer)
+                elif step == between[1]:
+                    loop.parts = between, parts.since()  # type: ignore[attr-defined]
 
     return loop
 
@@ -188,6 +225,12 @@ CONTENDERS = {
     ),
     "grain": Contender(
         about="grain over pyarrow, threads", role="in-process", needs=("grain", "pyarrow"), prepare=grain_threads
+    ),
+    "grain-processes": Contender(
+        about="grain over pyarrow, worker processes",
+        role="processes",
+        needs=("grain", "pyarrow"),
+        prepare=grain_processes,
     ),
     "torchdata-nodes": Contender(
         about="torchdata.nodes over pyarrow, threads",

@@ -5,7 +5,7 @@
     python benchmarks/dashboard_page.py --jobs 20        a list of jobs, each with so many ranks
     python benchmarks/dashboard_page.py --seconds 1 --viewers 1 --json
 
-A scheduler in a process of its own has statuses that were made beforehand, a new one of each feeder every second. A
+A process of its own serves the page of statuses that were made beforehand, a new one of each feeder every second. A
 viewer is a websocket that receives what a browser would; drawing it is the browser's own time. The target is 1 % of a
 core per viewer.
 """
@@ -13,10 +13,8 @@ core per viewer.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
-import logging
 import multiprocessing
 import re
 import statistics
@@ -25,17 +23,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from threading import Thread
-from typing import Any
 from urllib.request import urlopen
 
 import psutil
-from distributed import Scheduler
 from websocket import WebSocket, create_connection
 
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus, ReadPart
-from feedline.service.page.dashboard import PAGE, DashboardOnDemand
+from feedline.service.page.page_server import PageServer
 
 STATUSES = 120  # of each feeder, one a second, then from the first again
 SETTLE_S = 2.0  # after a viewer has come
@@ -100,7 +96,6 @@ def rank_status(rank: int, second: int, plan: PlanStatus, findings: tuple[str, .
 
 def serve(jobs: int, ranks: int, pipe: Connection) -> None:
     """Serve the page until the pipe says something. Runs in a process of its own."""
-    logging.getLogger("distributed").setLevel(logging.ERROR)
     made = [[job_status(job, ranks, second) for job in range(jobs)] for second in range(1, STATUSES + 1)]
     began_s = time.monotonic()
 
@@ -109,28 +104,23 @@ def serve(jobs: int, ranks: int, pipe: Connection) -> None:
         current = made[second % STATUSES]
         return [replace(each, now_s=second + 1.0) for each in current]
 
-    async def run() -> None:
-        async with Scheduler(
-            dashboard=False, dashboard_address="127.0.0.1:0", protocol="inproc://", host=None
-        ) as scheduler:
-            server: Any = scheduler
-            server.http_application.add_application(DashboardOnDemand(scheduler, statuses))
-            pipe.send(server.http_server.port)
-            await asyncio.to_thread(pipe.recv)
-
-    asyncio.run(run())
+    with contextlib.closing(PageServer(statuses)) as page:
+        page.start()
+        pipe.send(page.address)
+        pipe.recv()
 
 
 class Viewer:
     """A page that is open: the websocket over which it is updated. nbytes, messages: received."""
 
-    def __init__(self, port: int, job: str) -> None:
-        address = f"127.0.0.1:{port}{PAGE}"
-        with urlopen(f"http://{address}?job={job}", timeout=60) as answer:
+    def __init__(self, address: str, job: str) -> None:
+        with urlopen(f"{address}?job={job}", timeout=60) as answer:
             found = re.search(r'"token":"([^"]+)"', answer.read().decode())
         assert found is not None, "the page has no session"
         self.nbytes = self.messages = 0
-        self._socket: WebSocket = create_connection(f"ws://{address}/ws", subprotocols=["bokeh", found[1]], timeout=60)
+        self._socket: WebSocket = create_connection(
+            f"{address.replace('http', 'ws')}/ws", subprotocols=["bokeh", found[1]], timeout=60
+        )
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -164,7 +154,7 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=8, help="of each job (default: 8)")
-    parser.add_argument("--jobs", type=int, default=1, help="on the scheduler; the first is looked at (default: 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="of the page; the first is looked at (default: 1)")
     parser.add_argument("--viewers", type=int, default=2, help="at most (default: 2)")
     parser.add_argument("--seconds", type=float, default=20.0, help="for each number of viewers (default: 20)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken (default: 3)")
@@ -176,12 +166,12 @@ def main() -> None:
     server.start()
     found: list[dict[str, float]] = []
     try:
-        port = ours.recv()
+        address = ours.recv()
         process = psutil.Process(server.pid)
-        urlopen(f"http://127.0.0.1:{port}/static/js/bokeh.min.js", timeout=60).close()  # the pages are loaded
+        urlopen(address.replace("feedline", "static/js/bokeh.min.js"), timeout=60).close()  # the page is loaded
         viewers: list[Viewer] = []  # they stay: a page that is left is updated for half a minute more
         for count in range(arguments.viewers + 1):
-            viewers += [Viewer(port, "job-0")] if count else []
+            viewers += [Viewer(address, "job-0")] if count else []
             time.sleep(SETTLE_S)
             found += [measure(process, viewers, arguments.seconds) for _ in range(arguments.rounds)]
         for each in viewers:

@@ -1,12 +1,14 @@
-"""What a feeder's process takes for each batch when its blocks are ready: its loop and its slot writers.
+"""What a feeder's process takes for each batch and each block when blocks are ready: its loop and its slot writers.
 
     python benchmarks/feeder_loop.py                 one rank, then eight: batches per second, CPU by thread
-    python benchmarks/feeder_loop.py --calls         also the loop's calls of functions for each batch
+    python benchmarks/feeder_loop.py --calls         also the calls of functions and, with strace, of the system
     python benchmarks/feeder_loop.py --tiny          that it works, not a measurement
 
-A flat table (2 dense columns, 9 ids) in batches of 64 rows. The feeder's loop runs in a process of its own, with real
-sessions, rings and sockets; its cluster returns blocks that were computed before. Another process is all the trainers:
-it frees each slot as soon as it is announced. Per rank one epoch; each rank reads as many batches as the others.
+Two tables, flat (2 dense columns, 9 ids) and lists (13 dense, 26 ids, 6 lists), each in small batches of large blocks
+(64 of 16,384 rows), in large batches of large blocks (4,096 of 32,768), and in blocks of one batch each (4,096 rows):
+the last two differ by what blocks take. The feeder's loop runs in a process of its own, with real sessions, rings and
+sockets; its cluster returns blocks that were computed before. Another process is all the trainers: it frees each slot
+as soon as it is announced. Per rank one epoch; each rank reads as many batches as the others.
 """
 
 from __future__ import annotations
@@ -16,27 +18,32 @@ import json
 import multiprocessing
 import os
 import select
+import shutil
+import signal
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from feedline.blocks.compute import run_block
-from feedline.blocks.request import BlockRequest, BlockResult
+from feedline.blocks.request import BlockResult
 from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.wire.facts import FeederFacts, Hello
 from feedline.loader.wire.ring_messages import BeginStream, PlanAnswer, PlanRequest
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
-from feedline.service.cluster.open_cluster import ThreadCluster
+from feedline.service.cluster.attempts import Submission
+from feedline.service.cluster.open_cluster import LocalCluster
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
@@ -44,8 +51,48 @@ from feedline.service.feeder.trainer_session import SessionSetup, TrainerSession
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import clicks_pipeline, generate_clicks
 
-BATCH_ROWS, BLOCK_ROWS, MEMORY_BYTES = 64, 16_384, 1 << 30
-FLAT = {"dense": 2, "ids": 9, "strings": 0, "histories": 0}
+MEMORY_BYTES = 1 << 30
+COLUMNS: Mapping[str, Mapping[str, Any]] = {
+    "flat": {"dense": 2, "ids": 9, "strings": 0, "histories": 0},
+    "lists": {"dense": 13, "ids": 26, "strings": 0, "histories": 6},
+}
+ATTACH_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A table and how it is cut. batches: of all ranks."""
+
+    name: str
+    columns: str
+    batch_rows: int
+    block_rows: int
+    batches: int
+
+
+CASES = [
+    Case(f"{columns}, {name}", columns, batch_rows, block_rows, batches)
+    for columns in COLUMNS
+    for name, batch_rows, block_rows, batches in (
+        ("small", 64, 16_384, 16_384),
+        ("large", 4096, 32_768, 1024),
+        ("blocks", 4096, 4096, 1024),
+    )
+]
+
+
+@dataclass(slots=True)
+class Counts:
+    """CPU seconds of the loop and of all threads; calls of Python and of compiled functions by the loop, and by slot
+    writers; system calls by name (of all threads), where they were counted."""
+
+    loop_s: float = 0.0
+    all_s: float = 0.0
+    frames: int = 0
+    natives: int = 0
+    writer_frames: int = 0
+    writer_natives: int = 0
+    system: Mapping[str, int] | None = None
 
 
 class _Finished:
@@ -55,32 +102,21 @@ class _Finished:
         pass
 
 
-class ReadyBlocks(ThreadCluster):
-    """A cluster whose blocks are ready: those of the plan's first epoch."""
+class ReadyBlocks(LocalCluster):
+    """A cluster whose blocks are ready. Blocks of as many rows share the rows of the first of them."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(ClusterRequest(ClusterSpec(dashboard=False), threads=2, early=True))
+        super().__init__(ClusterRequest(ClusterSpec(dashboard=False), threads=2))
         schedule = plan.source.schedule(0)
         requests = [plan.request(block, 0) for lane in range(plan.lanes) for block in schedule.blocks(lane)]
-        self._results = {request: run_block(plan.source.job, request, "block", False) for request in requests}
+        first = {request.rows: request for request in reversed(requests)}
+        self._results = {rows: run_block(plan.source.job, each, "block", False) for rows, each in first.items()}
+        self.blocks = len(requests)
 
-    dashboard = None
-
-    def connect(self) -> None:
-        """Dask is not needed."""
-
-    def start(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        key: str,
-        arrived: Callable[[str, Any], None],
-        **options: Any,
-    ) -> Any:
+    def start(self, submission: Submission) -> Any:
         """The block's result, at once."""
-        request: BlockRequest = arguments[1]
-        result: BlockResult = replace(self._results[request], key=key)
-        arrived(key, result)
+        result: BlockResult = replace(self._results[submission.request.rows], key=submission.key)
+        submission.arrived(submission.key, result)
         return _Finished()
 
 
@@ -110,96 +146,168 @@ def read_all(channels: Sequence[Channel]) -> tuple[int, float]:
     return batches, time.perf_counter() - began_s
 
 
-def serve(path: Path, sockets: Sequence[socket.socket], count_calls: bool, answer: Connection) -> None:
-    """Serve trainers until they leave; answer with CPU seconds of the loop and of all threads, and the loop's calls.
-    Runs in a process of its own."""
+@contextmanager
+def counting(counts: Counts, *, calls: bool, system: bool) -> Iterator[None]:
+    """Count what this thread does meanwhile, which is the loop, and what threads do that it starts."""
+
+    def of_loop(_: Any, event: str, __: Any) -> None:
+        counts.frames += event == "call"
+        counts.natives += event == "c_call"
+
+    def of_writer(_: Any, event: str, __: Any) -> None:
+        counts.writer_frames += event == "call"
+        counts.writer_natives += event == "c_call"
+
+    tracer = _trace_system_calls() if system else None
+    if calls:
+        threading.setprofile(of_writer)
+        sys.setprofile(of_loop)
+    began_s, all_began_s = time.thread_time(), time.process_time()
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        counts.loop_s, counts.all_s = time.thread_time() - began_s, time.process_time() - all_began_s
+        if tracer is not None:
+            tracer.send_signal(signal.SIGINT)
+            counts.system = dict(_system_calls(tracer.communicate()[1]))
+
+
+def _trace_system_calls() -> subprocess.Popen[str] | None:
+    """strace on all threads of this process; None where there is none, or it may not."""
+    if shutil.which("strace") is None:
+        return None
+    command = ["strace", "-f", "-c", "-U", "calls,name", "-p", str(os.getpid())]
+    tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + ATTACH_S
+    while time.monotonic() < deadline_s and tracer.poll() is None:
+        if f"TracerPid:\t{tracer.pid}" in Path("/proc/self/status").read_text():
+            return tracer
+        time.sleep(0.01)
+    tracer.kill()
+    tracer.wait()
+    return None
+
+
+def _system_calls(report: str) -> Iterator[tuple[str, int]]:
+    for line in report.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0].isdigit() and words[1] != "total":
+            yield words[1], int(words[0])
+
+
+def serve(
+    path: Path, sockets: Sequence[socket.socket], answer: Connection, *, calls: bool = False, system: bool = False
+) -> None:
+    """Serve trainers until they leave; answer with the counts, and the number of blocks. Runs in a process of its
+    own."""
     plan = Pipeline.from_yaml(path, {"lanes": len(sockets)}).plan(world_size=len(sockets))
-    calls = 0
-
-    def profile(_: Any, event: str, __: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
     with closing(ReadyBlocks(plan)) as cluster, closing(Planner(lambda *_: plan, job="benchmark")) as planner:
-        feeder = Feeder(cluster)
-        about = FeederFacts(imports_s=0.0, log=None, dashboard=None, feeder=os.getpid())
+        feeder, counts = Feeder(cluster), Counts()
+        about = FeederFacts(imports_s=0.0, log=None, dashboard=None, live_page=None, feeder=os.getpid())
         setup = SessionSetup(
             cluster=cluster, planner=planner, world_size=len(sockets), memory_bytes=MEMORY_BYTES, about=about
         )
         for rank, connection in enumerate(sockets):
             feeder.add(TrainerSession(Channel(connection), setup, rank=rank, wake=feeder.wake))
-        began_s, all_began_s = time.thread_time(), time.process_time()
-        if count_calls:
-            sys.setprofile(profile)
-        feeder.serve(until=lambda: not feeder.sessions)
-        sys.setprofile(None)
-        answer.send((time.thread_time() - began_s, time.process_time() - all_began_s, calls))
+        with counting(counts, calls=calls, system=system):
+            feeder.serve(until=lambda: not feeder.sessions)
+        answer.send((counts, cluster.blocks))
 
 
-def measure(path: Path, ranks: int, *, count_calls: bool) -> dict[str, float]:
-    """Batches per second of so many ranks, and what each batch took: microseconds of CPU of the loop and of the other
-    threads, and with `count_calls` the loop's calls of functions (the times are then those of a slower loop)."""
+def measure(path: Path, ranks: int, **count: bool) -> tuple[dict[str, float], Counts]:
+    """Batches per second of so many ranks, and microseconds of CPU that each batch took, of the loop and of the other
+    threads; and the counts. count: see `counting`; the times are then those of a slower loop."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     pairs = [pair() for _ in range(ranks)]
-    process = context.Process(
-        target=serve, args=(path, [theirs for _, theirs in pairs], count_calls, there), daemon=True
-    )
+    theirs = [each for _, each in pairs]
+    process = context.Process(target=serve, args=(path, theirs, there), kwargs=count, daemon=True)
     process.start()
     there.close()
-    for _, theirs in pairs:
-        theirs.close()
+    for each in theirs:
+        each.close()
     batches, seconds = read_all([ours for ours, _ in pairs])
     for ours, _ in pairs:
         ours.close()
-    loop_s, all_s, calls = here.recv()
+    counts, blocks = here.recv()
     process.join()
-    found = {"ranks": ranks, "batches": batches, "batches_per_s": batches / seconds}
-    return found | {
-        "loop_us": 1e6 * loop_s / batches,
-        "others_us": 1e6 * (all_s - loop_s) / batches,
-        "calls": calls / batches,
+    found = {
+        "ranks": ranks,
+        "batches": batches,
+        "blocks": blocks,
+        "batches_per_s": batches / seconds,
+        "loop_us": 1e6 * counts.loop_s / batches,
+        "others_us": 1e6 * (counts.all_s - counts.loop_s) / batches,
     }
+    return found, counts
+
+
+def count_calls(path: Path, ranks: int) -> dict[str, float]:
+    """Calls for each batch, as `Counts` has them, and system calls in all and of those that wake, or wait."""
+    found, counts = measure(path, ranks, calls=True)
+    batches = found["batches"]
+    calls = {
+        "calls": (counts.frames + counts.natives) / batches,
+        "frames": counts.frames / batches,
+        "natives": counts.natives / batches,
+        "writer_calls": (counts.writer_frames + counts.writer_natives) / batches,
+    }
+    system = measure(path, ranks, system=True)[1].system
+    if system is not None:
+        calls["system_calls"] = sum(system.values()) / batches
+        calls |= {name: count / batches for name, count in system.items() if count / batches >= 0.01}
+    return calls
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shuffle", action="store_true", help="with the default shuffle")
-    parser.add_argument("--batches", type=int, default=16_000)
+    parser.add_argument("--case", action="append", choices=[each.name for each in CASES], help="(default: all)")
     parser.add_argument("--ranks", type=int, action="append", help="(default: 1 and 8)")
-    parser.add_argument("--calls", action="store_true", help="count the loop's calls in a further round")
+    parser.add_argument("--calls", action="store_true", help="count calls in two further rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--tiny", action="store_true", help="few batches, one round")
+    parser.add_argument("--tiny", action="store_true", help="few batches of one case, one round")
     options = parser.parse_args()
+    cases = [each for each in CASES if options.case is None or each.name in options.case]
     if options.tiny:
-        options.rounds, options.batches = 1, 800
+        options.rounds, cases = 1, [replace(CASES[0], batches=800)]
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
-        path = write_pipeline(Path(scratch), options.batches, shuffled=options.shuffle)
-        for ranks in options.ranks or (1, 8):
-            rounds = [measure(path, ranks, count_calls=False) for _ in range(options.rounds)]
-            found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-            if options.calls:
-                found["calls"] = measure(path, ranks, count_calls=True)["calls"]
-            print(json.dumps(found) if options.json else describe(found), flush=True)
+        for case in cases:
+            path = write_pipeline(Path(scratch) / case.name, case, shuffled=options.shuffle)
+            for ranks in options.ranks or (1, 8):
+                rounds = [measure(path, ranks)[0] for _ in range(options.rounds)]
+                found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+                if options.calls:
+                    found |= count_calls(path, ranks)
+                print(json.dumps({"case": case.name} | found) if options.json else describe(case, found), flush=True)
+            shutil.rmtree(path.parent)
     return 0
 
 
-def write_pipeline(folder: Path, batches: int, *, shuffled: bool) -> Path:
-    """A flat table of so many batches, and its pipeline."""
-    rows = batches * BATCH_ROWS
-    recipe = ClickRecipe(rows=rows, days=1, row_group_rows=BLOCK_ROWS, part_rows=4 * BLOCK_ROWS, **FLAT)
+def write_pipeline(folder: Path, case: Case, *, shuffled: bool) -> Path:
+    """The case's table, and its pipeline."""
+    rows, columns = case.batches * case.batch_rows, COLUMNS[case.columns]
+    recipe = ClickRecipe(rows=rows, days=1, row_group_rows=case.block_rows, part_rows=4 * case.block_rows, **columns)
     generate_clicks(str(folder / "table"), recipe)
-    text = clicks_pipeline(str(folder / "table"), **FLAT, batch_size=BATCH_ROWS, work_dir=str(folder))
+    text = clicks_pipeline(str(folder / "table"), **columns, batch_size=case.batch_rows, work_dir=str(folder))
+    text = text.replace("source:\n", f"source:\n  split_rows: {case.block_rows}\n")
     (folder / "pipeline.yaml").write_text(text if shuffled else text + "shuffle: off\n")
     return folder / "pipeline.yaml"
 
 
-def describe(found: Mapping[str, float]) -> str:
+def describe(case: Case, found: Mapping[str, float]) -> str:
     """A line of figures."""
-    calls = f", {found['calls']:.0f} calls of the loop" if found["calls"] else ""
     cpu = f"{found['loop_us']:.0f} us of the loop's CPU, {found['others_us']:.0f} us of other threads'"
-    return f"{found['ranks']:.0f} ranks: {found['batches_per_s']:,.0f} batches/s; for each batch {cpu}{calls}"
+    head = f"{case.name}, {found['ranks']:.0f} ranks: {found['batches_per_s']:,.0f} batches/s; for each batch {cpu}"
+    if "calls" in found:
+        head += f", {found['frames']:.1f} frames and {found['natives']:.1f} compiled calls of the loop"
+        head += f", {found['writer_calls']:.1f} calls of slot writers"
+    if "system_calls" in found:
+        head += f", {found['system_calls']:.2f} system calls"
+    return head
 
 
 if __name__ == "__main__":

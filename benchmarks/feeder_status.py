@@ -27,6 +27,7 @@ from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanSt
 from feedline.service.feeder.timing import TrainerPace
 from feedline.service.feeder.trainer_session import FeederCounters
 from feedline.service.feeder_status import StatusGatherer
+from feedline.service.scheduler.job_book import ClusterSize
 
 PIPELINE = {
     "version": 1,
@@ -54,7 +55,8 @@ def main() -> None:
 def measure(folder: Path, ranks: int, calls: int) -> dict[str, float]:
     """CPU microseconds of each part, for so many ranks."""
     spec = load_spec(PIPELINE, {"work_dir": str(folder)}, base_dir=str(folder))
-    cluster: Any = SimpleNamespace(dask=None, packed=False, threads=lambda: 8, door=None)
+    size = ClusterSize(workers=8, threads=8)
+    cluster: Any = SimpleNamespace(form="pool", dask=None, dashboard=None, size=lambda: size)
     task = FeederTask(ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=8)
     gatherer = StatusGatherer(spec, cluster, task, job="j", feeder="f")
     sessions = [_session(rank) for rank in range(ranks)]

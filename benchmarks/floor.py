@@ -21,7 +21,7 @@ Shapes of the generated table, each with a label, and of the work (`shapes`):
 Each contender reads the table in rounds, so that a slow minute of the machine affects all alike; the order rotates
 from round to round. Each run is a fresh process (Feedline: two) with a fresh work_dir, so that all pay for the memory
 that they touch first; batches stay valid as long as the trainer keeps them. All processes have the allocator settings
-that Feedline gives its feeder (`allocator_environment`), which make the other loaders 10 to 15 % faster, too.
+that Feedline gives its feeder (`own_or_users`), which make the other loaders 10 to 15 % faster, too.
 
 Per contender: rows per second after the first batch, between 20 % and 80 % of the steps, and over the whole run
 without imports; seconds of that run; seconds to the first batch, without imports; CPU-seconds per million rows, in all
@@ -63,7 +63,7 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES
 
-from feedline.resources.allocators import allocator_environment
+from feedline.resources.allocators import own_or_users
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("feedline", "torch", "polars", "pyarrow", "numpy", "dask", "grain", "torchdata")
@@ -149,10 +149,21 @@ def available(names: Sequence[str], console: Console) -> list[str]:
     return here
 
 
-def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespace, units: int) -> dict[str, Any]:
+def run(
+    name: str,
+    files: Sequence[str],
+    table: Path,
+    options: argparse.Namespace,
+    units: int,
+    *,
+    epochs: int = 1,
+    settings: Mapping[str, object] | None = None,
+    ranks: int = 1,
+) -> dict[str, Any]:
     """Run one contender once, in a fresh process with a fresh work_dir.
 
-    The result has a `sample` of hashed ids beside the numbers, or None.
+    epochs: how often it reads the table; settings: overrides of Feedline's pipeline; ranks: trainers that share the
+    rows and the threads. The result has a `sample` of hashed ids of one trainer beside the numbers, or None.
     """
     shape = SHAPES[options.shape]
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
@@ -166,17 +177,14 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
             threads=options.threads,
             shape=shape.name,
             sample=str(ids),
+            epochs=epochs,
+            settings=settings or {},
         )
         (Path(scratch) / "job.json").write_text(json.dumps(asdict(job)))
-        command = [
-            sys.executable,
-            str(HERE / "trainer.py"),
-            name,
-            f"{scratch}/job.json",
-            repr(time.monotonic()),
-            str(units),
-        ]
-        cost = measure(command, env=allocator_environment(options.threads) | os.environ)
+        program, count = ("trainer.py", []) if ranks == 1 else ("rank_trainers.py", [str(ranks)])
+        arguments = [name, f"{scratch}/job.json", repr(time.monotonic()), str(units), *count]
+        command = [sys.executable, str(HERE / program), *arguments]
+        cost = measure(command, env={**os.environ, **own_or_users(options.threads, os.environ)})
         sample = np.load(ids) if ids.exists() else None
     if cost.code != 0:
         raise BenchmarkError(f"{name} ended with exit code {cost.code}:\n{cost.stderr[-4000:]}")

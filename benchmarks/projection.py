@@ -123,15 +123,16 @@ def compare(table: Path, columns: Sequence[str], *, rounds: int) -> Projection:
 
 def _cost(reader: Callable[[], int], expected: int) -> tuple[float, int]:
     gc.collect()
-    before, began = _bytes_read(), time.perf_counter()
+    before, began = bytes_requested(), time.perf_counter()
     rows = reader()
-    seconds, nbytes = time.perf_counter() - began, _bytes_read() - before
+    seconds, nbytes = time.perf_counter() - began, bytes_requested() - before
     if rows != expected:
         raise AssertionError(f"a reader lost rows: got {rows}, expected {expected}")
     return seconds, nbytes
 
 
-def _bytes_read() -> int:
+def bytes_requested() -> int:
+    """Bytes that this process has requested from the kernel so far."""
     for line in Path("/proc/self/io").read_text().splitlines():
         name, _, value = line.partition(": ")
         if name == "rchar":

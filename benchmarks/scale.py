@@ -23,53 +23,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import scale_real
 from rich.console import Console
 from rich.table import Table
-from scale_feeder import RankFeeder, Workload
+from scale_feeder import Workload
+from scale_scenario import LOST_SHARE, MEASURED_S, WARM_S, Outcome, Scenario, counts_of, recovery
 from scale_simulation import Costs, Loop, SimulatedCluster, SimulatedRank, SimulatedScheduler
 
 MEASURED = Costs(task_s=0.0021, worker_s=0.0004, awake_s=0.032, messages=11.0, wire_bytes=4_900.0)
-WARM_S, MEASURED_S = 15.0, 15.0
-LOST_SHARE = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """Ranks that each want a step every `step_s`; a tenth of the workers is lost in the middle."""
-
-    name: str
-    workers: int
-    threads: int
-    ranks: int
-    step_s: float
-    workload: Workload
-    has_routes: bool = True
-
-    @property
-    def blocks_per_s(self) -> float:
-        """Blocks that the trainers use up at their own pace."""
-        return self.ranks / self.step_s / self.workload.steps_per_block
-
-    @property
-    def use(self) -> float:
-        """The share of the workers' threads that this takes."""
-        return self.blocks_per_s * self.workload.block_s / (self.workers * self.threads)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of it. delivered: of the steps that trainers wanted, at their pace, in the measured time. scheduler:
-    share of its time that it worked. feeder_connections, worker_connections: median and most of one. recovery_s: after
-    the loss of workers, until the last stall that it caused ended; 0 without one, None if it went on."""
-
-    blocks_per_s: float
-    delivered: float
-    scheduler: float
-    in_flight: int
-    feeder_connections: tuple[float, int]
-    worker_connections: tuple[float, int]
-    recovery_s: float | None
-    real_s: float = 0.0
 
 
 def simulate(scenario: Scenario, costs: Costs, *, warm_s: float | None = None) -> Outcome:
@@ -91,10 +52,10 @@ def simulate(scenario: Scenario, costs: Costs, *, warm_s: float | None = None) -
         for lane in range(scenario.ranks)
     ]
     loop.run(warm_s)
-    before = _counts([rank.feeder for rank in ranks])
+    before = counts_of([rank.feeder for rank in ranks])
     busy_s = scheduler.busy_s
     loop.run(warm_s + MEASURED_S)
-    after = _counts([rank.feeder for rank in ranks])
+    after = counts_of([rank.feeder for rank in ranks])
     load = (scheduler.busy_s - busy_s) / MEASURED_S
     in_flight = sum(rank.feeder.window.in_flight for rank in ranks)
     connections = [len(rank.cluster.connections) for rank in ranks]
@@ -116,24 +77,6 @@ def simulate(scenario: Scenario, costs: Costs, *, warm_s: float | None = None) -
     )
 
 
-def _counts(feeders: Sequence[RankFeeder]) -> tuple[int, int]:
-    """Blocks finished and steps taken."""
-    return sum(feeder.stats.blocks for feeder in feeders), sum(feeder.taken for feeder in feeders)
-
-
-def recovery(feeders: Sequence[RankFeeder], lost_s: float, now_s: float) -> float | None:
-    """Seconds from a loss until no trainer waited for three seconds; None if that did not come."""
-    stalls = sorted((start, to) for feeder in feeders for start, to in feeder.stalls if to > lost_s)
-    end_s = lost_s
-    for start_s, to_s in stalls:
-        if to_s - start_s > LONG_S and start_s < end_s + CALM_S:
-            end_s = max(end_s, to_s)
-    return None if end_s + CALM_S > now_s else end_s - lost_s
-
-
-LONG_S, CALM_S = 0.2, 3.0  # a shorter wait may be the benchmark's own, and so may a later one
-
-
 def fairness(costs: Costs, *, workers: int, seconds: float) -> Table:
     """Three jobs of four ranks on a cluster with half of the threads that they want: one hungry, one that wants as much
     as it gets, one that uses little."""
@@ -153,11 +96,11 @@ def fairness(costs: Costs, *, workers: int, seconds: float) -> Table:
         for job, part in jobs.items()
     }
     loop.run(seconds)
-    before = {job: _counts([rank.feeder for rank in own]) for job, own in ranks.items()}
+    before = {job: counts_of([rank.feeder for rank in own]) for job, own in ranks.items()}
     loop.run(2 * seconds)
     table = Table("job", "wants, of the threads", "gets", "of its pace")
     for job, own in ranks.items():
-        blocks, steps = _counts([rank.feeder for rank in own])
+        blocks, steps = counts_of([rank.feeder for rank in own])
         got = (blocks - before[job][0]) * workload.block_s / seconds / workers
         pace = (steps - before[job][1]) / 4 / seconds / (jobs[job] * per_rank)
         table.add_row(job, f"{jobs[job]:.0%}", f"{got:.0%}", f"{min(1.0, pace):.0%}")
@@ -253,8 +196,6 @@ class Errors:
 
 def compare(console: Console) -> tuple[Costs, Errors]:
     """Measure the costs, then run the small scenario for real and simulated. Returns the costs, and the error bars."""
-    import scale_real
-
     costs, counts = scale_real.measure_costs(MEASURED)
     console.print(counts)
     scenario = small_scenario()

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
-import scale
 from scale_cluster import RankThread, Workers, counted, cpu_s, scheduler_process
 from scale_feeder import Workload
+from scale_scenario import LOST_SHARE, MEASURED_S, WARM_S, Outcome, Scenario, counts_of, recovery
 from scale_simulation import Costs
 
 # A small share of the CPU, so that workers and feeders of one process do not wait for each other.
@@ -32,11 +32,11 @@ class _Running:
 
     def counts(self) -> tuple[int, int]:
         """Blocks finished and steps taken so far."""
-        return scale._counts([rank.feeder for rank in self.ranks])
+        return counts_of([rank.feeder for rank in self.ranks])
 
 
 @contextlib.contextmanager
-def _running(scenario: scale.Scenario, *, counting: bool = False) -> Iterator[tuple[_Running, Any, Callable[[], None]]]:
+def _running(scenario: Scenario, *, counting: bool = False) -> Iterator[tuple[_Running, Any, Callable[[], None]]]:
     """A cluster with its feeders, what is counted on the wire, and a call that starts the feeders."""
     with contextlib.ExitStack() as stack:
         count = stack.enter_context(counted())
@@ -62,29 +62,29 @@ def _running(scenario: scale.Scenario, *, counting: bool = False) -> Iterator[tu
         yield _Running(workers, ranks, process), count, start
 
 
-def run(scenario: scale.Scenario) -> scale.Outcome:
+def run(scenario: Scenario) -> Outcome:
     """As `scale.simulate`, in real time."""
     with _running(scenario) as (cluster, _, start):
         start()
-        time.sleep(scale.WARM_S)
+        time.sleep(WARM_S)
         before, busy_s, began_s = cluster.counts(), cpu_s(cluster.scheduler), time.monotonic()
-        time.sleep(scale.MEASURED_S)
+        time.sleep(MEASURED_S)
         after, passed_s = cluster.counts(), time.monotonic() - began_s
         load = (cpu_s(cluster.scheduler) - busy_s) / passed_s
         in_flight = sum(rank.feeder.window.in_flight for rank in cluster.ranks)
         peers = [rank.connections() for rank in cluster.ranks]
         lost_s = time.monotonic()
-        cluster.workers.lose(max(1, round(scenario.workers * scale.LOST_SHARE)))
-        time.sleep(scale.MEASURED_S)
+        cluster.workers.lose(max(1, round(scenario.workers * LOST_SHARE)))
+        time.sleep(MEASURED_S)
         feeders = [rank.feeder for rank in cluster.ranks]
-        return scale.Outcome(
+        return Outcome(
             blocks_per_s=(after[0] - before[0]) / passed_s,
             delivered=(after[1] - before[1]) * scenario.step_s / passed_s / scenario.ranks,
             scheduler=load,
             in_flight=in_flight,
             feeder_connections=_middle_and_most([len(connected) for connected in peers]),
             worker_connections=_middle_and_most(list(Counter(itertools.chain(*peers)).values())),
-            recovery_s=scale.recovery(feeders, lost_s, time.monotonic()),
+            recovery_s=recovery(feeders, lost_s, time.monotonic()),
         )
 
 
@@ -98,7 +98,7 @@ def measure_costs(known: Costs) -> tuple[Costs, str]:
     The times at two rates are taken for a line, whose value at no blocks is `awake_s`. known: for what is not measured.
     """
     workload = Workload(files=100_000, lanes=_RANKS, block_s=_BUSY_BLOCK_S)
-    busy = scale.Scenario(name="", workers=_WORKERS, threads=1, ranks=_RANKS, step_s=0.001, workload=workload)
+    busy = Scenario(name="", workers=_WORKERS, threads=1, ranks=_RANKS, step_s=0.001, workload=workload)
     rates, loads = [], []
     for block_s in (_BUSY_BLOCK_S, 3 * _BUSY_BLOCK_S):
         with _running(replace(busy, workload=replace(workload, block_s=block_s))) as (cluster, _, start):
@@ -106,9 +106,9 @@ def measure_costs(known: Costs) -> tuple[Costs, str]:
             time.sleep(_IDLE_S)
             worker_s = (cpu_s(cluster.scheduler) - idle_s) / _IDLE_S / _WORKERS
             start()
-            time.sleep(scale.WARM_S / 2)
+            time.sleep(WARM_S / 2)
             before, busy_s, began_s = cluster.counts(), cpu_s(cluster.scheduler), time.monotonic()
-            time.sleep(scale.WARM_S / 2)
+            time.sleep(WARM_S / 2)
             blocks = cluster.counts()[0] - before[0]
             passed_s = time.monotonic() - began_s
             rates.append(blocks / passed_s)

@@ -17,6 +17,7 @@ from typing import Any
 from scale_feeder import RankFeeder, SleepRequest, Workload, result_of
 
 from feedline.planning.schedule import Schedule
+from feedline.service.cluster.attempts import Submission
 from feedline.service.cluster.fair_share import FairShare
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.scheduler.routes import route_digest
@@ -277,13 +278,12 @@ class SimulatedCluster:
         self.connections: set[str] = set()
         self._numbers = itertools.count()
 
-    def start(
-        self, function: Any, *arguments: Any, key: str, arrived: Any, priority: int = 0, workers: Any = None, **_: Any
-    ) -> SimulatedTask:
+    def start(self, submission: Submission) -> SimulatedTask:
         """Submit a task, which hands over no first rows."""
-        restriction = None if workers is None else frozenset(workers)
-        internal = (-priority, next(self._numbers))
-        task = SimulatedTask(key, arguments[1], internal, arrived, self, restriction)
+        each = submission
+        restriction = None if each.workers is None else frozenset(each.workers)
+        internal = (-each.priority, next(self._numbers))
+        task = SimulatedTask(each.key, each.request, internal, each.arrived, self, restriction)
         self.scheduler.submit(task)
         return task
 

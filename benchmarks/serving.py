@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
 def reborn() -> None:
     """Start again with the environment that libraries read when they are loaded."""
     wanted = {**allocator_environment(1), "POLARS_MAX_THREADS": "1"}
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
+    if not all(os.environ.get(name, "").endswith(value) for name, value in wanted.items()):  # Polars writes before one
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 
 

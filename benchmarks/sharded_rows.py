@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from contenders import Job
 from numpy_workload import numpy_pieces
 from shapes import Shape
 from torch.utils.data import IterableDataset, get_worker_info
-from workload import Batch, Jagged, batches, row_groups
+from workload import Batch, Jagged, batches, groups_of
 
 
 class ShardedRows(IterableDataset[dict[str, torch.Tensor]]):
     """The batches of a worker's row groups, each a dict of tensors."""
 
-    def __init__(self, files: Sequence[str], size: int, shape: Shape) -> None:
-        self._files, self._size, self._shape = files, size, shape
+    def __init__(self, job: Job, shape: Shape) -> None:
+        self._job, self._size, self._shape = job, job.batch_size, shape
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = get_worker_info()
-        start = 0
-        groups = []
-        for group in row_groups(self._files)[worker.id :: worker.num_workers] if worker else row_groups(self._files):
-            groups.append(replace(group, start=start))  # its index among the worker's own rows
-            start += group.rows
-        pieces = (piece for group in groups for piece in numpy_pieces(group, self._shape, self._size))
+        job = self._job
+        if worker:
+            rank, ranks = job.rank + worker.id * job.ranks, job.ranks * worker.num_workers
+            job = replace(job, rank=rank, ranks=ranks)
+        pieces = (piece for group in groups_of(job) for piece in numpy_pieces(group, self._shape, self._size))
         for batch in batches(pieces, self._size, self._shape):
             # A view would be sent with all of the piece's ids between its columns.
             ids = batch.categorical.T.contiguous().T

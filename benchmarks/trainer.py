@@ -16,12 +16,14 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
 from checksums import Checksums
 from contenders import CONTENDERS, Job
+from cpu_of_parts import cpu_s
 from shapes import SHAPES
 
 ROWS = 512  # of a batch, that the busy trainer looks at
@@ -68,13 +70,17 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
     sample: list[torch.Tensor] = []
     arrivals: list[float] = []
     rows: list[int] = []
+    if job.ranks > 1:  # all ranks begin together
+        print("ready", flush=True)
+        sys.stdin.readline()
     ready, ready_cpu = time.monotonic(), time.process_time()
     done = ready
-    first_batch_cpu_s = 0.0
+    first_batch_cpu_s, batch_bytes = 0.0, 0
     for batch in loop(job):
         arrivals.append(time.monotonic())
         if len(arrivals) == 1:
-            first_batch_cpu_s = tree_cpu_s()
+            first_batch_cpu_s = tree_cpu_s(job.measurer)
+            batch_bytes = nbytes(batch)
         rows.append(len(batch.labels))
         sums.add(batch)
         if shape.hashed and len(sample) < SAMPLE_BATCHES:
@@ -82,11 +88,14 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
         if units:
             work(batch.dense)
         done = time.monotonic()
+    if job.arrivals:
+        np.save(job.arrivals, np.array([arrivals, rows]))
     if sample:
         np.save(job.sample, torch.cat(sample).numpy())
     # A loader in another process imports there while the trainer waits: this counts as an import, too.
     elsewhere = float(getattr(loop, "imports_s", 0.0))
     ready += elsewhere
+    (first, last), parts_cpu_s = getattr(loop, "parts", ((0, 0), None))
     return {
         "import_s": ready - started,
         "import_cpu_s": ready_cpu,
@@ -99,19 +108,27 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
         "rows_per_s": sum(rows) / (done - ready),
         "after_first_rows_per_s": sum(rows[1:]) / (done - arrivals[0]) if len(rows) > 1 else None,
         "steady_rows_per_s": steady(arrivals, rows),
+        "batch_bytes_per_row": batch_bytes / rows[0],
+        "parts_cpu_s": parts_cpu_s,
+        "parts_rows": sum(rows[first:last]),
         "checksums": sums.totals,
         "hashes": sums.hashes,
     }
 
 
-def tree_cpu_s() -> float:
+def tree_cpu_s(measurer: int) -> float:
     """Return the CPU seconds so far of all processes of this run: the descendants of the process that measures it."""
     total = 0.0
-    for process in psutil.Process(os.getppid()).children(recursive=True):
+    for process in psutil.Process(measurer or os.getppid()).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
+            total += cpu_s(process)
     return total
+
+
+def nbytes(batch: Any) -> int:
+    """Return the bytes of a batch's tensors."""
+    jagged = [tensor for each in batch.sparse.values() for tensor in (each.values, each.lengths)]
+    return sum(int(tensor.nbytes) for tensor in (batch.dense, batch.categorical, batch.labels, *jagged))
 
 
 def steady(arrivals: list[float], rows: list[int]) -> float | None:

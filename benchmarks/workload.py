@@ -7,14 +7,18 @@ are divided into batches. Runs in the contenders' processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd  # noqa: F401  pyarrow imports it in its first conversion to numpy: an import, not part of the loop
 import pyarrow.parquet as pq
 import torch
 from shapes import Shape
+
+if TYPE_CHECKING:
+    from contenders import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,15 @@ def row_groups(files: Sequence[str]) -> list[RowGroup]:
     return found
 
 
+def groups_of(job: Job) -> list[RowGroup]:
+    """Return the row groups of a rank in all epochs, each with its first row's index among the rank's own rows."""
+    found, start = [], 0
+    for group in row_groups(job.files)[job.rank :: job.ranks] * job.epochs:
+        found.append(replace(group, start=start))
+        start += group.rows
+    return found
+
+
 def open_file(group: RowGroup, *, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
     """Open a row group's file without reading its footer again.
 
@@ -92,6 +105,11 @@ def open_file(group: RowGroup, *, dictionaries: Sequence[str] = ()) -> pq.Parque
     return pq.ParquetFile(
         group.path, metadata=group.footer, memory_map=True, pre_buffer=False, read_dictionary=dictionaries or None
     )
+
+
+def piece_arrays(group: RowGroup, encode: Callable[[RowGroup], Iterable[Piece]]) -> list[tuple[object, ...]]:
+    """Return the pieces of a row group as tuples of arrays, which grain's workers put into shared memory."""
+    return [(piece.dense, piece.ids, piece.labels, [*piece.values], [*piece.offsets]) for piece in encode(group)]
 
 
 def batches(pieces: Iterable[Piece], size: int, shape: Shape) -> Iterator[Batch]:

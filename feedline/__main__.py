@@ -14,13 +14,19 @@ _COLLECT_AFTER = 50_000
 
 
 def main() -> NoReturn:
-    """Run the command that the arguments name; a feeder, which a trainer waits for, without the command line."""
+    """Run the command that the arguments name; a feeder and its workers, for which a trainer waits, without the command
+    line."""
     _open_closed_streams()
     if sys.argv[1:2] == ["feed"]:
         gc.disable()  # `main` enables it
         from feedline.commands import feed  # noqa: PLC0415 -- without typer and rich: 0.1 s
 
         feed.main(sys.argv[2:])
+    if sys.argv[1:2] == ["block-worker"]:
+        gc.disable()
+        from feedline.commands import block_worker  # noqa: PLC0415 -- as for a feeder
+
+        block_worker.main(sys.argv[2:])
     gc.set_threshold(_COLLECT_AFTER)
     try:
         from feedline import cli  # noqa: PLC0415 -- not for feeders

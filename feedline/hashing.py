@@ -40,6 +40,7 @@ and float widths, units of time and encodings of strings make no difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,7 @@ _WORD_BYTES = 8
 _NEWEST = pl.CompatLevel.newest()
 _VIEW_TYPES = (pa.string_view(), pa.binary_view())
 _VIEW_BYTES = 16
+_OFFSET_BYTES = {pa.string(): 4, pa.binary(): 4, pa.large_string(): 8, pa.large_binary(): 8}
 _KEEP_BYTES = np.array([(1 << (8 * kept)) - 1 for kept in range(_WORD_BYTES + 1)], dtype=np.uint64)
 _MIXED_WORDS = 32768  # words mixed at once, so that temporaries stay in the cache
 BLOCK_ROWS = 8192  # temporaries of 64 KiB: larger ones are mapped again at every step, which doubles the time
@@ -166,13 +168,38 @@ def sigrid(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], sa
 
 def digest(series: pl.Series) -> Words:
     """uint64 [rows]: the digest of each string or binary value; arbitrary for nulls."""
+    digests = np.empty(len(series), np.uint64)
+    return digests if _digest_views(series, digests) else _digest_bytes(series)
+
+
+def bucket_strings(values: pl.Series | pa.Array, out: npt.NDArray[np.int64], seed: int, buckets: int) -> None:
+    """Write hash(value) mod `buckets` of each string or binary value into `out`; something in that range for nulls."""
+    start = int(_multiple(seed + 1))
+    if isinstance(values, pa.Array):
+        if native.COMPILED and (size := _OFFSET_BYTES.get(values.type)) is not None and len(out):
+            _, offsets, data = values.buffers()
+            offsets = offsets.slice(size * values.offset, size * (len(out) + 1))
+            native.digest_strings(offsets, data or b"", size, out, start, buckets)
+            return
+        values = pl.Series(values)
+    if _digest_views(values, out, start, buckets):
+        return
+    digests = _digest_bytes(values)
+    for start in range(0, len(out), _MIXED_WORDS):
+        bucket_integers(digests[start : start + _MIXED_WORDS], out[start : start + _MIXED_WORDS], seed, buckets)
+
+
+def _digest_views(series: pl.Series, out: npt.NDArray[Any], start: int = 0, buckets: int = 0) -> bool:
+    """Set `out` as `native.digest_views` does; False where it cannot."""
+    if not native.COMPILED or not len(out):
+        return False
     array = series.to_arrow(compat_level=_NEWEST)
-    if not native.COMPILED or not len(array) or array.type not in _VIEW_TYPES:  # a later Polars may export others
-        return _digest_bytes(series)
-    digests = np.empty(len(array), np.uint64)
+    if array.type not in _VIEW_TYPES:  # a later Polars may export others
+        return False
     _, views, *data = array.buffers()
-    native.digest_views(views.slice(_VIEW_BYTES * array.offset, _VIEW_BYTES * len(array)), tuple(data), digests)
-    return digests
+    views = views.slice(_VIEW_BYTES * array.offset, _VIEW_BYTES * len(out))
+    native.digest_views(views, tuple(data), out, start, buckets)
+    return True
 
 
 def _multiple(factor: int) -> np.uint64:

@@ -15,6 +15,7 @@ from feedline.config import PipelineSpec, load_spec
 from feedline.config.chosen_features import choose_features
 from feedline.config.pipeline_spec import json_schema
 from feedline.fitting.fit_report import FitReport
+from feedline.fitting.history_audit import AuditReport, audit_histories
 from feedline.fitting.passes import fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
 from feedline.fitting.row_check import MAX_SHARE, RowBudget, RowReport, find_exclusion
@@ -211,15 +212,36 @@ class Pipeline:
         with nullcontext(workers) if workers is not None else self._threads() as own:
             return find_exclusion(self.spec, own, budget=budget, out=file, earlier=earlier, map=map)
 
+    def audit(
+        self,
+        compare: Mapping[str, str],
+        *,
+        by: str | None = None,
+        times: str | None = None,
+        rows: int | None = None,
+        workers: Workers | None = None,
+        map: Map | None = None,
+    ) -> AuditReport:
+        """Compare columns of lists that the table has with those that features rebuild from histories, before ops.
+
+        compare: by feature, the column. by: the column by whose values to count (default: the first partition key).
+        times: the column of lists with the times of the table's events, by which leaks are found. rows: about so many
+        (default: all). workers: where to compare (default: threads of this process). Raises SpecError for what cannot
+        be compared, and what planning and reading raise.
+        """
+        with nullcontext(workers) if workers is not None else self._threads() as own:
+            return audit_histories(self.spec, own, compare, by=by, times=times, rows=rows, map=map)
+
     # -- using ----------------------------------------------------------------------------------------------------
 
-    def transform(self, data: Rows) -> Encoded:
+    def transform(self, data: Rows, histories: Mapping[str, Rows] | None = None) -> Encoded:
         """Encode rows exactly as training does, without a table, labels, Dask or torch. Thread-safe.
 
-        `data`: Arrow, Polars, pandas, columns by name, a list of dicts, or one dict of a row's values. Raises SpecError
+        `data`: Arrow, Polars, pandas, columns by name, a list of dicts, or one dict of a row's values. `histories`: the
+        events of each history that features read, in the same forms: at least those that the rows see. Raises SpecError
         where a column is missing or of a kind that features refuse, DataError for nulls and for values out of range.
         """
-        return self._serving.transform(data)
+        return self._serving.transform(data, histories or {})
 
     @property
     def schema(self) -> BatchSchema:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
+
+from feedline.dataclass import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import polars as pl
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_hash import digest_of, hash_of
@@ -110,6 +111,26 @@ def test_nulls_do_not_disturb_their_neighbours():
     values = [None, "a", None, "a string of more than twelve bytes", None]
     found = hashing.digest(pl.Series(values)).tolist()
     assert [found[1], found[3]] == [digest_of(values[1].encode()), digest_of(values[3].encode())]
+
+
+@examples(200)
+@given(st.lists(st.text(max_size=20), max_size=20), st.integers(0, 2**31), st.integers(1, 2**63 - 1))
+def test_buckets_of_strings_are_the_remainders_of_their_hashes(values: list[str], seed: int, buckets: int):
+    series = pl.Series(values, dtype=pl.String)
+    expected = [int(word) % buckets for word in hashing.hash_words(hashing.digest(series), seed)]
+    for kernel in {native.COMPILED, False}:
+        out = np.empty(len(values), np.int64)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "COMPILED", kernel)
+            hashing.bucket_strings(series, out, seed, buckets)
+        assert out.tolist() == expected
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 2**31, 2**32 + 1, 2**62, 2**63 - 1])
+def test_buckets_of_strings_fall_into_any_number_of_them(buckets: int):
+    series, out = pl.Series([f"word {number}" for number in range(1000)]), np.empty(1000, np.int64)
+    hashing.bucket_strings(series, out, 3, buckets)
+    assert out.tolist() == [int(word) % buckets for word in hashing.hash_words(hashing.digest(series), 3)]
 
 
 def test_trailing_zeros_count():

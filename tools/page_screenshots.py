@@ -49,7 +49,6 @@ PIPELINE = {
     "batch": {"size": 1024, "tail": "drop"},
     "shuffle": {"seed": 0},
     "epochs": 8,
-    "cluster": {"threads": 2},
 }
 
 

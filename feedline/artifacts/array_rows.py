@@ -12,12 +12,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from feedline.dataclass import dataclass
 
 Block = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, FeedlineError, SpecError
 from feedline.expressions.parser import python_tree
 from feedline.warehouse.storage import content_store
@@ -120,7 +121,9 @@ def parquet_bytes(table: pa.Table) -> pa.Buffer:
 def parsed_parquet(content: bytes | pa.Buffer, path: str) -> pa.Table:
     """The table of a Parquet file. Raises CorruptFileError if it is none, or a page's checksum is wrong."""
     try:
-        return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+        # not `read_table`, which imports pyarrow.dataset: a resumed run's first batch waits for it
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+            return file.read()
     except (pa.ArrowException, OSError) as error:
         raise altered_error(path) from error
 

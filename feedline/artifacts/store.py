@@ -16,7 +16,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -41,6 +41,7 @@ from feedline.artifacts.artifact_sets import (
 )
 from feedline.artifacts.external import read_external
 from feedline.artifacts.fit_origin import FitOrigin
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading

@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import MemoryStore
 
 from feedline.artifacts.array_rows import Block, StoredArray
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
 from feedline.warehouse.storage.faults import explain_errors, safe_message
 from feedline.warehouse.storage.file_identity import Stamp, refuse_changed, stamp_in, stamp_of

@@ -10,7 +10,7 @@ import operator
 import resource
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows, join_coded
 from feedline.blocks.jobs import CompiledJob, CompiledPart
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, note_place
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
-from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.native.coded_values import CodedValues
 from feedline.native.rows import TURN
@@ -198,14 +198,14 @@ class BlockEncoder:
         self._clock = clock
         self._waiting: list[Chunk] = []
         self._rows = 0
+        self._list_bytes = 0  # of the waiting chunks, whose rows get lists of events
         self._borders: list[int] = []  # of pieces, among the waiting rows
         self._parts: list[EncodedRows] = []
         self._enough = CHUNK_ROWS  # rows that are encoded together
         self._take: Callable[[Rows], None] | None = None
         self._missing = 0  # rows of the block that are not encoded yet
         self._evaluated: Evaluated = {}
-        outputs = compiled.features.outputs
-        self.observer = Observer(compiled.layout.schema, [output.reads for output in outputs])
+        self.observer = compiled.observer.again()
 
     def hand_over(self, hand_over: HandOver, rows: int) -> None:
         """Hand parts over. rows: of the block. Runs of deduplicated groups end with a part, which is as always then."""
@@ -224,7 +224,7 @@ class BlockEncoder:
 
     def add(self, chunk: Chunk) -> None:
         if self._whole:
-            self._nbytes += int(chunk.frame.estimated_size())
+            self._nbytes += _nbytes_of(chunk)
             self._whole = self._nbytes <= _WHOLE_BYTES
         has_groups = len(self._compiled.parts) > 1
         for part in at_last_stretch(chunk) if has_groups else (chunk,):
@@ -241,7 +241,9 @@ class BlockEncoder:
         self._borders += borders
         self._waiting.append(chunk)
         self._rows += height
-        if not self._whole and self._rows >= self._enough and (not has_groups or ends_stretch(chunk)):
+        self._list_bytes += _nbytes_of(chunk) if chunk.fragment.histories else 0
+        is_enough = self._rows >= self._enough or self._list_bytes >= _WHOLE_BYTES
+        if not self._whole and is_enough and (not has_groups or ends_stretch(chunk)):
             self._flush()
             self._enough = min(2 * self._enough, CHUNK_ROWS)
 
@@ -258,7 +260,7 @@ class BlockEncoder:
         return parts[0] if self._ordered else shuffle(parts, index)
 
     def _flush(self) -> None:
-        chunks, self._waiting, self._rows = self._waiting, [], 0
+        chunks, self._waiting, self._rows, self._list_bytes = self._waiting, [], 0, 0
         borders, self._borders = self._borders, []
         try:
             self._parts.append(self._encode(*_join_chunks(chunks), borders))
@@ -380,6 +382,12 @@ class BlockEncoder:
             self.observer.count_lookups(name, counts)
         if self._row_counts is not None and of_rows is not None:
             self._row_counts.add_lookups(of_rows)
+
+
+def _nbytes_of(chunk: Chunk) -> int:
+    """About what a chunk's rows take. Lists of the same events share their codes, which count once."""
+    sharing = max((history.columns_per_selection for history in chunk.fragment.histories), default=1)
+    return int(chunk.frame.estimated_size()) // sharing
 
 
 def _columns_in(rows: DictionaryFrame, group: CompiledPart) -> list[str]:

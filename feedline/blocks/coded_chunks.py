@@ -9,22 +9,23 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from feedline.blocks.single_flight import SingleFlight
 from feedline.config.features import FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.transforms.compile.coded_features import CodedColumn, value_features
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
 from feedline.warehouse.parquet.repeated_rows import run_starts_at
 from feedline.warehouse.reading.columns import expand_codes
 
 _MOST_SETS = 8  # sets of coded columns for which a job's features are compiled
+_NARROW = 2**16  # entries of a dictionary whose codes have 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class DictionaryFrame:
     """Rows. dictionaries: of the columns that are codes (Int32, UInt16, or lists of these), the values."""
 
     frame: pl.DataFrame
-    dictionaries: Mapping[str, pl.Series]
+    dictionaries: Mapping[str, pa.Array]
 
     def expand(self) -> pl.DataFrame:
         return expand_codes(self.frame, self.dictionaries) if self.dictionaries else self.frame
@@ -73,22 +74,19 @@ def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
     once, if parts after one another have the same.
     """
     coded = set(parts[0].dictionaries).intersection(*(part.dictionaries for part in parts[1:]))
-    dictionaries = {name: _join_dictionaries([part.dictionaries[name] for part in parts]) for name in coded}
-    # Codes of 16 bits stay what they are while all have one dictionary.
-    wide = {
-        name: any(part.dictionaries[name] is not parts[0].dictionaries[name] for part in parts[1:]) for name in coded
-    }
+    joined: list[list[pl.Series]] = [[] for _ in parts]  # codes
+    dictionaries = {}
+    for name in coded:
+        columns = [part.frame.get_column(name) for part in parts]
+        dictionaries[name], starts = _join_dictionaries([part.dictionaries[name] for part in parts])
+        is_narrow = len(dictionaries[name]) <= _NARROW and all(_codes(each) == np.uint16 for each in columns)
+        kind = np.dtype(np.uint16 if is_narrow else np.int32)
+        for own, codes, start in zip(joined, columns, starts, strict=True):
+            own.append(_shift(codes, start, kind))
     frames = []
-    starts = dict.fromkeys(coded, 0)
-    for before, part in zip((parts[0], *parts), parts, strict=False):
-        for name in coded:
-            if part.dictionaries[name] is not before.dictionaries[name]:
-                starts[name] += len(before.dictionaries[name])
-        frame = expand_codes(
-            part.frame, {name: values for name, values in part.dictionaries.items() if name not in coded}
-        )
-        shifted = [_shift(frame.get_column(name), start) for name, start in starts.items() if wide[name]]
-        frames.append(_replaced(frame, shifted))
+    for part, own in zip(parts, joined, strict=True):
+        others = {name: values for name, values in part.dictionaries.items() if name not in coded}
+        frames.append(_replaced(expand_codes(part.frame, others), own))
     return DictionaryFrame(pl.concat(frames, rechunk=True), dictionaries)
 
 
@@ -98,22 +96,43 @@ def _replaced(frame: pl.DataFrame, columns: Sequence[pl.Series]) -> pl.DataFrame
     return pl.DataFrame([others.get(series.name, series) for series in frame]) if columns else frame
 
 
-def _join_dictionaries(parts: Sequence[pl.Series]) -> pl.Series:
-    joined = [parts[0], *(part for before, part in itertools.pairwise(parts) if part is not before)]
-    return joined[0] if len(joined) == 1 else pl.concat(joined, rechunk=True)
+def _join_dictionaries(parts: Sequence[pa.Array]) -> tuple[pa.Array, list[int]]:
+    """Dictionaries laid end to end, and where each part's begins."""
+    # of 5 entries, of 3, and the same once more -> 0, 5, 5
+    joined, starts = [parts[0]], [0]
+    for before, part in itertools.pairwise(parts):
+        if part is not before:
+            starts.append(starts[-1] + len(before))
+            joined.append(part)
+        else:
+            starts.append(starts[-1])
+    return joined[0] if len(joined) == 1 else pa.concat_arrays(joined), starts
 
 
-def _shift(codes: pl.Series, start: int) -> pl.Series:
-    """The codes as numbers of 32 bits, and more by `start`."""
-    if not isinstance(codes.dtype, pl.List):
-        return codes.cast(pl.Int32) + pl.Series([start], dtype=pl.Int32)
-    array = codes.rechunk().to_arrow()
-    shifted = pc.add(array.values.cast(pa.int32()), pa.scalar(start, pa.int32()))
-    kind = pa.large_list(pa.int32())
-    buffers = array.buffers()[:2]
-    return pl.Series(
-        codes.name, pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, [shifted])
-    )
+def _codes(series: pl.Series) -> np.dtype[Any]:
+    """The type of a column's codes."""
+    kind = series.dtype
+    return np.dtype(np.uint16 if pl.UInt16 in (kind, getattr(kind, "inner", None)) else np.int32)
+
+
+def _shift(codes: pl.Series, start: int, kind: np.dtype[Any]) -> pl.Series:
+    """Codes of another type, moved to where their dictionary begins."""
+    own = _codes(codes)
+    if not start and own == kind:
+        return codes
+    array = codes.to_arrow()
+    values = array.values if isinstance(codes.dtype, pl.List) else array
+    numbers = np.frombuffer(values.buffers()[1] or b"", own, values.offset + len(values))
+    moved = np.empty(len(numbers), kind)
+    np.add(numbers, start, out=moved, dtype=kind, casting="unsafe")  # of nulls: never looked at
+    buffers = [values.buffers()[0], pa.py_buffer(moved)]
+    shifted = pa.Array.from_buffers(pa.from_numpy_dtype(kind), len(values), buffers, values.null_count, values.offset)
+    if values is not array:
+        lists = pa.large_list(shifted.type)
+        shifted = pa.Array.from_buffers(
+            lists, len(array), array.buffers()[:2], array.null_count, array.offset, [shifted]
+        )
+    return pl.Series(codes.name, shifted)
 
 
 class CodedColumns:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import ClusterError, StoreError, TableError
 from feedline.resources.instructions import Cpu, instructions_remedy, level_instructions
 from feedline.resources.libm import libc, libm
@@ -45,7 +45,10 @@ def environment_at(cpu: Cpu) -> Environment:
 
 def check_environment(expected: Environment) -> None:
     """Raise ClusterError if this process differs from the environment that the feeder expects."""
-    local = dict(local_environment())
+    local_items = local_environment()
+    if local_items == expected:
+        return
+    local = dict(local_items)
     for name, value in expected:
         actual = local.get(name, "none")
         if value != actual:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import polars as pl
@@ -21,11 +21,13 @@ from feedline.blocks.coded_chunks import CodedColumns
 from feedline.blocks.environment import check_environment
 from feedline.blocks.request import Balance, Buckets, Job
 from feedline.blocks.single_flight import SingleFlight
+from feedline.dataclass import dataclass
 from feedline.errors import ClusterError, FeedlineError
 from feedline.expressions import bind_where
 from feedline.expressions.column_parts import not_null
 from feedline.expressions.types import has_strings
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.loader.encoding.quality import Observer
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.coded_features import coded_columns
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features, compile_some
@@ -123,6 +125,7 @@ class CompiledJob:
     parts: tuple[CompiledPart, ...]
     by: str | None
     filters: dict[str, str]  # by feature, the filter that would drop its columns' nulls
+    observer: Observer  # of the features, without counts
 
 
 _jobs: SingleFlight[str, Job] = SingleFlight()
@@ -197,7 +200,10 @@ def _compile(
         coded={name: most for part in parts for name, most in part.coded_columns.columns.items()},
         expanded=frozenset[str]().union(*(part.coded_columns.expanded for part in parts)),
     )
-    return CompiledJob(features=features, read=read, layout=layout, parts=parts, by=job.by, filters=filters)
+    observer = Observer(columns_of_batch, [output.reads for output in features.outputs])
+    return CompiledJob(
+        features=features, read=read, layout=layout, parts=parts, by=job.by, filters=filters, observer=observer
+    )
 
 
 def _compile_parts(

@@ -12,6 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from feedline.native.rows import sort_words
+
 
 def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
     """A permutation of range(size), the same for the same key on every machine and library version."""
@@ -19,7 +21,7 @@ def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
     mask = np.uint64((1 << max(1, (size - 1).bit_length())) - 1)
     words &= ~mask
     words |= np.arange(size, dtype=np.uint64)
-    words.sort()
+    sort_words(words)
     words &= mask
     return words.view(np.int64)
 

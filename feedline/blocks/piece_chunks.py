@@ -13,6 +13,7 @@ import polars as pl
 from feedline.blocks.jobs import CompiledJob
 from feedline.blocks.request import PieceRequest
 from feedline.errors import note_place
+from feedline.warehouse.histories.joined_rows import ListColumns
 from feedline.warehouse.reading.columns import CHUNK_ROWS, expand_series
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import read_fragment
@@ -48,8 +49,9 @@ def piece_chunks(
         request = replace(request, columns=columns, marks=())
     if not as_stored:
         request = replace(request, compact=(), coded={})
+    lists = ListColumns.of(piece.fragment, request)
     try:
-        for chunk in read_fragment(piece.fragment, request):
+        for chunk in read_fragment(piece.fragment, request if lists is None else lists.stored):
             height = chunk.frame.height
             # 4 rows after 5 others, in chunks of 4: none of the first chunk, [1, 4) of the second, [0, 1) of the third
             start = min(max(piece.skip - position, 0), height)
@@ -59,7 +61,10 @@ def piece_chunks(
             if stop > start:
                 handover = [chunk if stop - start == height else chunk.part(start, stop)]
                 del chunk
-                yield handover.pop()  # no reference stays: the caller can free it before the next is decoded
+                if lists is None:
+                    yield handover.pop()  # no reference stays: the caller can free it before the next is decoded
+                else:
+                    yield from lists.join(handover.pop())
             if missing == 0 and not is_last:
                 break
     except Exception as error:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from itertools import accumulate, chain, pairwise
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
 from feedline.config.features import FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality
@@ -115,6 +116,7 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
                 stored_names=tables[table_of[index]][1],
                 decoder=tables[table_of[index]][2],
                 source_cache=tables[table_of[index]][3],
+                histories=tables[table_of[index]][4],
             ),
             skips[index],
             rows[index],
@@ -124,7 +126,7 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
 
 
 def _shared(fragment: Fragment) -> tuple[Any, ...]:
-    return fragment.table, fragment.stored_names, fragment.decoder, fragment.source_cache
+    return fragment.table, fragment.stored_names, fragment.decoder, fragment.source_cache, fragment.histories
 
 
 def _slices(values: Any, counts: Sequence[int]) -> list[Any]:
@@ -193,7 +195,8 @@ class Job:
 
     With a sample, the schema may contain the virtual column `sample_weight`. record: where row identities are recorded,
     or None. code: the user's functions that features call. cache: of finished features, which changes no row.
-    auto: of a cache that decides for itself whether they are kept. order: None where no column decides.
+    auto: of a cache that decides for itself whether they are kept. order: None where no column decides. histories: the
+    version of each that fragments carry, by name.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -207,6 +210,7 @@ class Job:
     cache: CacheRef | None = None
     auto: ReadEpochs | None = None
     order: RowOrder | None = None
+    histories: tuple[tuple[str, str], ...] = ()
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -10,8 +10,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
+
+from feedline.dataclass import dataclass
 
 IDLE_S = 600.0
 IDLE_KEPT = 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from feedline.commands.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.progress_line import ProgressLine
 from feedline.config import PipelineSpec, load_spec
 from feedline.config.overrides import parse_overrides
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.fitting.row_check import MAX_SHARE, RowReport

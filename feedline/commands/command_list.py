@@ -16,7 +16,7 @@ import typer.core
 RUN, PREPARE, LOOK, OPERATE = "Run", "Prepare", "Look", "Operate"  # the groups of the help
 ORDER = (
     *("run", "transform", "materialize", "rebase"),
-    *("init", "generate", "fit", "optimize", "check", "snapshot"),
+    *("init", "generate", "fit", "optimize", "check", "audit", "snapshot"),
     *("plan", "head", "schema", "explain", "profile", "usage"),
     *("scheduler", "worker", "jobs", "cache", "certs", "version"),
 )
@@ -53,6 +53,11 @@ ELSEWHERE = {
         PREPARE,
         "feedline.commands.check",
         "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
+    ),
+    "audit": (
+        PREPARE,
+        "feedline.commands.audit",
+        "Compare columns of lists that a table has with the features that rebuild them from histories.",
     ),
     "explain": (
         LOOK,

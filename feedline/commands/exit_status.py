@@ -109,19 +109,31 @@ def exit_on_signals(on_interrupt: Callable[[], object] = lambda: None) -> Iterat
 
     on_interrupt: called after Ctrl-C, when the body has ended.
     """
+    received: list[int] = []
 
     def end(number: int, _frame: object) -> None:
+        received.append(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the shutdown
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, end)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's job in the background ignores it
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, end)
     try:
         yield
-    except KeyboardInterrupt:
-        on_interrupt()
-        raise SystemExit(128 + signal.SIGINT) from None
+    except BaseException as error:
+        # Polars panics where a signal ends Python code that it has called
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else next(iter(received), None)
+        if number is None:
+            raise
+        if number == signal.SIGINT:
+            on_interrupt()
+        raise SystemExit(128 + number) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _fail(error: FeedlineError, status: int) -> int:

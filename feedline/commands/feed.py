@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -28,9 +27,19 @@ from feedline.blocks.environment import Reach
 from feedline.blocks.jobs import compile_job
 from feedline.commands.exit_status import end_with
 from feedline.config import PipelineSpec
-from feedline.errors import FeederError, FeedlineError, SpecError
+from feedline.dataclass import dataclass
+from feedline.errors import ClusterError, FeederError, FeedlineError, SpecError
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
-from feedline.loader.ring.launch import LOCK_S, FeederTask, feeder_threads, log_path, memory_share
+from feedline.loader.ring.launch import (
+    LOCK_S,
+    FeederTask,
+    begins_with_threads,
+    describe_workers,
+    feeder_threads,
+    log_path,
+    memory_share,
+    pool_processes,
+)
 from feedline.loader.ring.rendezvous import HostListener, Listener, job_fingerprint, socket_path
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.facts import FeederEvent, FeederFacts, Hello
@@ -42,19 +51,24 @@ from feedline.planning.resolve import Fit, resolve_hello
 from feedline.planning.source_plan import SourcePlan, first_fragment
 from feedline.planning.table_features import required_functions
 from feedline.resources.allocators import use_huge_pages
-from feedline.resources.cgroups import widen_affinity
+from feedline.resources.cgroups import available_memory_bytes, widen_affinity
+from feedline.service.cluster.attempts import serve_blocks
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.open_cluster import WorkerCluster, open_cluster
 from feedline.service.cluster.request import ClusterRequest
-from feedline.service.feeder.feeder import Feeder
+from feedline.service.feeder.feeder import Door, Feeder
 from feedline.service.feeder.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import SessionSetup, TrainerSession, show_window_changes
 from feedline.service.feeder_status import StatusGatherer
 from feedline.service.log_lines import write_log_lines
 from feedline.service.monitoring.feeder_watch import remove_dead_targets, watch_feeder
+from feedline.service.page.page_server import PageServer
+from feedline.service.pool.spawner import ImportingSpawner, Spawner
+from feedline.service.pool.zygote import Zygote
 from feedline.service.worker_demand import Demand, feeder_name, job_name
-from feedline.transforms.registry.user_functions import keep_pandas_out
+from feedline.transforms.registry.op import find_op
+from feedline.transforms.registry.user_functions import calls_of, keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import stop_waiting
@@ -65,11 +79,13 @@ from feedline.warehouse.storage.parallel import stop_waiting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """The pipeline, as `PipelineSpec.packed`, and what is served of it. parent: the process that started the feeder.
-    scratch: its folder for Dask's workers, removed at the end. restarts: feeders of these ranks that died before it."""
+    """The pipeline, and what is served of it. spawner: starts processes that compute blocks (None: threads do). parent:
+    the process that started the feeder. scratch: its folder for Dask's workers, removed at the end. restarts: feeders
+    of these ranks that died before it."""
 
-    pipeline: bytes
+    spec: PipelineSpec
     task: FeederTask
+    spawner: Spawner | None = None
     parent: int | None = None
     scratch: str | None = None
     restarts: int = 0
@@ -80,11 +96,20 @@ class FeederSessions:
     """What all sessions of a feeder share."""
 
     request: FeedRequest
-    spec: PipelineSpec
     cluster: Cluster
     planner: Planner
     demand: Demand | None
     status: StatusGatherer
+    page: PageServer | None  # of `status`
+
+    @property
+    def doors(self) -> list[PageServer]:
+        """What the feeder's loop polls beside the sockets of trainers."""
+        return [] if self.page is None else [self.page]
+
+    @property
+    def live_page(self) -> str | None:
+        return None if self.page is None else self.page.address
 
     def open(
         self,
@@ -103,8 +128,10 @@ class FeederSessions:
             cluster=self.cluster,
             planner=self.planner,
             world_size=request.task.world_size,
-            memory_bytes=memory_share(self.spec, local_ranks=request.task.local_ranks),
-            about=FeederFacts(imports_s=startup_seconds(), log=log, dashboard=None, feeder=os.getpid()),
+            memory_bytes=memory_share(request.spec, local_ranks=request.task.local_ranks),
+            about=FeederFacts(
+                imports_s=startup_seconds(), log=log, dashboard=None, live_page=self.live_page, feeder=os.getpid()
+            ),
         )
         return TrainerSession(channel, setup, rank=rank, wake=wake, admit=admit, on_plan=on_plan)
 
@@ -114,22 +141,30 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
     """Start the cluster and the planner. early: serve trainers before the cluster is up, and has workers that fit."""
     if request.scratch is not None and log_path(request.scratch).exists():
         keep_log_short()
-    spec = PipelineSpec.unpacked(request.pipeline)
+    spec = request.spec
     code = required_functions(spec)
     keep_pandas_out(code)
-    if spec.cluster.kind != "threads":
+    if spec.cluster.is_dask:
         use_huge_pages(True)  # processes that are started inherit the setting
     threads = feeder_threads(spec, cores=request.task.cores)
-    demand = None if spec.cluster.kind == "threads" else Demand(spec.name, job_fingerprint(spec), spec.cluster)
+    demand = Demand(spec.name, job_fingerprint(spec), spec.cluster) if spec.cluster.is_dask else None
     report = None if demand is None else demand.first_report()
-    # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
-    in_thread = early or spec.cluster.kind != "threads"
     cluster = open_cluster(
         ClusterRequest(
-            spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code, metrics=spec.metrics
+            spec.cluster,
+            threads=threads,
+            early=True,  # a signal then interrupts the wait for it, and the cluster that was started is closed
+            spawner=request.spawner,
+            processes=spec.cluster.processes or pool_processes(threads, memory_bytes=available_memory_bytes()),
+            threads_first=begins_with_threads(spec, cores=request.task.cores),
+            elastic=True,
+            report=report,
+            code=code,
+            metrics=spec.metrics,
         )
     )
-    planner = status = None
+    logger.info("blocks are computed by %s", describe_workers(spec, cores=request.task.cores))
+    planner = status = page = None
     try:
         if not early:
             cluster.check_workers(code)
@@ -146,11 +181,14 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
             feeder=feeder_name() if demand is None else demand.feeder,
             restarts=request.restarts,
         )
+        page = _open_page(gatherer) if spec.cluster.dashboard else None
         watched = watch_feeder(spec.metrics, spec.traces, lambda: gatherer.status, request.task.ranks)
         with watched as cluster.on_block:
-            yield FeederSessions(request, spec, cluster, planner, demand, status)
+            yield FeederSessions(request, cluster, planner, demand, status, page)
     finally:
         ignore_sigterm()
+        if page is not None:
+            page.close()
         if status is not None:
             status.close()
         stop_waiting()
@@ -158,6 +196,14 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
         if planner is not None:
             planner.close()
         remove_dead_targets(spec.metrics)  # of workers that were killed
+
+
+def _open_page(gatherer: StatusGatherer) -> PageServer | None:
+    try:
+        return PageServer(lambda: [gatherer.status])
+    except OSError as error:
+        logger.warning("there is no live page of this feeder: %s", error)
+        return None
 
 
 def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart, plans: Sequence[Plan]) -> Plan:
@@ -170,7 +216,7 @@ def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart
         plan = plan.in_environment(cluster.environment)
     for each in plan.sources:
         cluster.check_job(each.job, _reach_of(each))
-        if spec.cluster.kind == "threads" and not each.needs_artifacts:
+        if not spec.cluster.is_dask and not each.needs_artifacts:
             compile_job(each.job, each.features)
         if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
             record_usage(spec.work_dir, each.snapshot, each.parts, each.selection.rows, job=spec.name)
@@ -194,7 +240,8 @@ def _fit_on(spec: PipelineSpec, cluster: Cluster) -> Fit:
         from feedline.pipeline import Pipeline  # noqa: PLC0415 -- 0.1 s of imports that most feeders do not need
         from feedline.service.cluster.fit_workers import DaskWorkers  # noqa: PLC0415 -- imports Dask
 
-        return Pipeline(spec).fit(missing=True, snapshot=snapshots, workers=DaskWorkers(cluster)).manifest
+        workers = DaskWorkers(cluster) if isinstance(cluster, WorkerCluster) else None
+        return Pipeline(spec).fit(missing=True, snapshot=snapshots, workers=workers).manifest
 
     return fit
 
@@ -242,8 +289,11 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         logger.warning(complaint)
     if options.cpus:
         widen_affinity(options.cpus)
+    spec = PipelineSpec.unpacked(sys.stdin.buffer.read())
+    _import_for_blocks(spec)
     request = FeedRequest(
-        pipeline=sys.stdin.buffer.read(),
+        spec=spec,
+        spawner=_spawner(spec),  # before the first thread
         task=FeederTask(
             ranks=options.ranks,
             world_size=options.world_size,
@@ -266,6 +316,27 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
     sys.exit(feed_host(HostListener(options.host, listening=options.fd, lock=options.lock), request))
 
 
+def _import_for_blocks(spec: PipelineSpec) -> None:
+    """Import what the pipeline's blocks need and few others do, before worker processes are forked: each of them would
+    import it again."""
+    for call in calls_of(spec.features):
+        find_op(call.op)
+    if spec.shuffle is not None:
+        import numpy.random  # noqa: F401, PLC0415 -- 5 ms, for permutations
+
+
+def _spawner(spec: PipelineSpec) -> Spawner | None:
+    """What starts worker processes, if the pipeline's blocks are computed by any of this feeder."""
+    if spec.cluster.kind != "pool":
+        return None
+    if spec.cluster.fork:
+        try:
+            return Zygote.start(serve_blocks)
+        except ClusterError as error:
+            logger.warning("%s: each worker process imports for itself", error)
+    return ImportingSpawner(serve_blocks)
+
+
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
     channel = adopt(fd)
@@ -279,7 +350,13 @@ def feed_over(fd: int, request: FeedRequest) -> int:
         ownership.add(request.parent or os.getppid())
         try:
             with open_sessions(request, early=True) as sessions:
-                feeder = Feeder(sessions.cluster, on_end=ended, demand=sessions.demand, status=sessions.status)
+                feeder = Feeder(
+                    sessions.cluster,
+                    doors=sessions.doors,
+                    on_end=ended,
+                    demand=sessions.demand,
+                    status=sessions.status,
+                )
                 feeder.add(sessions.open(channel, rank=request.task.ranks[0], wake=feeder.wake))
                 feeder.serve(until=lambda: ownership.is_ending or not feeder.sessions)
         except FeedlineError as error:
@@ -298,7 +375,8 @@ def feed_host(listener: HostListener, request: FeedRequest) -> int:
         try:
             with open_sessions(request, early=True) as sessions:
                 door = _HostDoor(listener, sessions, ownership)
-                feeder = Feeder(sessions.cluster, doors=[door], demand=sessions.demand, status=sessions.status)
+                doors: list[Door] = [door, *sessions.doors]
+                feeder = Feeder(sessions.cluster, doors=doors, demand=sessions.demand, status=sessions.status)
                 feeders.append(feeder)
                 door.feeder = feeder
                 deadline_s = time.monotonic() + _FIRST_RANK_S
@@ -358,14 +436,14 @@ class _HostDoor:
 def feed_listening(request: FeedRequest) -> int:
     """Serve trainers that connect to their rank's socket, one at a time per rank, until the parent process ends.
 
-    Reports events to the parent as JSON lines on standard output: "ready" with the dashboard, "trainer" when one
+    Reports events to the parent as JSON lines on standard output: "ready" with the live page, "trainer" when one
     connects, "plan", "stats" with the progress, and "left" when it disconnects, with the error if there was one.
     """
     ownership = Ownership(request.scratch)
     with ownership.signals(), contextlib.ExitStack() as stack:
         ownership.add(request.parent or os.getppid())
         sessions = stack.enter_context(open_sessions(request))
-        job = job_fingerprint(sessions.spec, request.task.column_group)
+        job = job_fingerprint(request.spec, request.task.column_group)
         pipe = stack.enter_context(contextlib.closing(_EventPipe()))
         doors = {}
         events = threading.Lock()  # a session's "left" comes after its "stats"
@@ -384,11 +462,16 @@ def feed_listening(request: FeedRequest) -> int:
                 doors[session.rank].on_end(session, error)
 
         feeder = Feeder(
-            sessions.cluster, doors=list(doors.values()), on_end=ended, demand=sessions.demand, status=sessions.status
+            sessions.cluster,
+            doors=[*doors.values(), *sessions.doors],
+            on_end=ended,
+            demand=sessions.demand,
+            status=sessions.status,
         )
         for rank, door in doors.items():
             door.open(feeder)
-            pipe.put(FeederEvent(type="ready", rank=rank, dashboard=sessions.cluster.dashboard, pid=os.getpid()))
+            dashboard, live_page = sessions.cluster.dashboard, sessions.live_page
+            pipe.put(FeederEvent(type="ready", rank=rank, dashboard=dashboard, live_page=live_page, pid=os.getpid()))
         threading.Thread(target=_report, args=(feeder, events, pipe), name="feedline-report", daemon=True).start()
         feeder.serve(until=lambda: ownership.is_ending)
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import polars as pl
@@ -19,6 +19,7 @@ from rich.table import Table
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.config import PipelineSpec
 from feedline.config.features import FeatureInput, FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, PlanError
 from feedline.expressions.moments import python_values
 from feedline.pipeline import Pipeline
@@ -29,7 +30,8 @@ from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.ops import bind
 from feedline.transforms.ops.vocabulary import Vocabulary, decode
 from feedline.transforms.registry.op import same_ids
-from feedline.warehouse.reading.read import ReadRequest, read_fragment
+from feedline.warehouse.histories.joined_rows import read_rows
+from feedline.warehouse.reading.read import ReadRequest
 from feedline.warehouse.selection.select import first_rows, screened_splits
 
 _MAX_ELEMENTS = 4  # shown of a list
@@ -66,7 +68,7 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     Raises SpecError as a plan does, PlanError if no row is kept.
     """
     snapshot = Pipeline(spec).snapshot()
-    schema = planned_schema(spec, snapshot.schema)
+    schema = planned_schema(spec, snapshot.schema, snapshot.histories)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
     artifact_set = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec.source, snapshot)), newest=True)
     compiled = compile_spec(spec, schema, artifacts=artifact_set)
@@ -77,7 +79,7 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     marks = bound_marks(spec, compiled)
     splits = screened_splits(snapshot, where, sample, exclusion=named_exclusion(spec, snapshot))
     request = ReadRequest(columns, schema, where, sample=sample, marks=marks, chunk_rows=_CHUNK_ROWS)
-    every_chunk = (chunk for split in splits if split.row_groups for chunk in read_fragment(split, request))
+    every_chunk = (chunk for split in splits if split.row_groups for chunk in read_rows(split, request))
     chunks = first_rows(every_chunk, count)
     if not chunks:
         raise PlanError(f"no row is kept: got none of {snapshot.rows:,} rows of {spec.source.table}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedline.commands.progress_line import PhasePace, format_duration, progress_text
+from feedline.dataclass import dataclass
 from feedline.loader.wire.run_status import FILES_PHASE
 from feedline.progress import Progress
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import repeat
 from operator import itemgetter
 from typing import Any
@@ -21,6 +21,7 @@ from feedline.commands.consoles import say
 from feedline.commands.exit_status import Stop
 from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError, SpecError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality, measures, merge
@@ -30,7 +31,16 @@ from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import FeederAccess, FeederCommand, FeederTask, HostLaunch, feeder_command
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
-from feedline.loader.wire.facts import BadFileFacts, BlockStats, FeederEvent, FeederStats, Hello, PlanFacts, SourceFacts
+from feedline.loader.wire.facts import (
+    BadFileFacts,
+    BlockStats,
+    FeederEvent,
+    FeederFacts,
+    FeederStats,
+    Hello,
+    PlanFacts,
+    SourceFacts,
+)
 from feedline.loader.wire.run_status import planning_state
 from feedline.native.kernels import compiled_kernels, missing_kernels
 from feedline.resources.cgroups import available_cores, rank_cores
@@ -116,7 +126,8 @@ class RunSummary:
     ranks: list[int] = field(default_factory=list)
     snapshot: str | None = None
     plan: str | None = None
-    dashboard: str | None = None
+    dashboard: str | None = None  # Dask's
+    live_page: str | None = None
     bad_files: tuple[BadFileFacts, ...] = ()  # left out of the plan
     quality: dict[str, dict[str, Any]] = field(default_factory=dict)  # measures by feature, see docs/quality.md
     cached: CacheCounts | None = None  # None: no cache
@@ -215,6 +226,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     waited_s = 0.0
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard
+        summary.live_page = summary.live_page or rank.live_page
         if rank.plan is not None and summary.plan is None:
             summary.add_plan(rank.plan)
         for stats in [*rank.past_stats, *([rank.stats] if rank.stats is not None else [])]:
@@ -261,9 +273,9 @@ def feeder_accesses(request: RunRequest) -> dict[int, FeederAccess]:
 
 
 def _print_start(console: Console, answer: Answer) -> None:
-    facts, dashboard = answer.facts, answer.feeder.dashboard
-    if dashboard:
-        say(console, _pages(dashboard))
+    facts = answer.facts
+    if pages := _pages(answer.feeder):
+        say(console, pages)
     counts = f"{facts.rows:,} rows, {facts.steps:,} steps per rank and epoch, {facts.rows_dropped:,} rows dropped"
     say(console, f"plan {facts.plan[:12]}: {counts}")
     for source in facts.sources:
@@ -272,9 +284,10 @@ def _print_start(console: Console, answer: Answer) -> None:
     _print_findings(console, facts)
 
 
-def _pages(dashboard: str) -> str:
-    """The addresses of Dask's dashboard and of the live page in its server."""
-    return f"Dask dashboard: {dashboard}, live page: {dashboard.rpartition('/')[0]}/feedline"
+def _pages(feeder: FeederFacts | FeederEvent) -> str:
+    """The addresses of the live page and, where there is one, of Dask's dashboard."""
+    pages = {"live page": feeder.live_page, "Dask dashboard": feeder.dashboard}
+    return ", ".join(f"{name}: {address}" for name, address in pages.items() if address)
 
 
 def _print_findings(console: Console, facts: PlanFacts) -> None:
@@ -295,9 +308,9 @@ def _print_warnings(console: Console, views: Sequence[DrainProgress]) -> None:
 
 
 def _print_event(console: Console, ranks: str, event: FeederEvent) -> None:
-    page = event.dashboard
+    pages = _pages(event)
     texts = {
-        "ready": f"{ranks}: waiting for a trainer" + (f". {_pages(page)}" if page else ""),
+        "ready": f"{ranks}: waiting for a trainer" + (f". {pages}" if pages else ""),
         "trainer": f"{ranks}: trainer {event.pid} attached",
         "left": f"{ranks}: trainer left" + (f" after {event.error}" if event.error else ""),
         "died": f"{ranks}: feeder died (exit status {event.status}), starting another",
@@ -394,7 +407,8 @@ def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest
             summary.add_blocks(view.feeder.delivery)
     if (answer := views[0].answer) is not None:
         summary.add_plan(answer.facts)
-        summary.steps, summary.dashboard = answer.facts.steps, answer.feeder.dashboard
+        summary.steps = answer.facts.steps
+        summary.dashboard, summary.live_page = answer.feeder.dashboard, answer.feeder.live_page
         summary.quality = _measures(answer.facts, [view.quality for view in views if view.quality])
     return summary
 

@@ -72,6 +72,10 @@ def optimize(
     target: Annotated[str, typer.Argument(metavar="DST", help="An empty or missing folder, or an earlier run's.")],
     cluster_by: Annotated[str, typer.Option(help="Rows of a key together, keys in hashed order: session_id.")] = "",
     sort_by: Annotated[str, typer.Option(help="The order of a key's rows: ts.")] = "",
+    history: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Write histories: all rows of a key together, --sort-by its time first."),
+    ] = None,
     order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
     goal: GoalOption = "balanced",
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
@@ -102,6 +106,7 @@ def optimize(
     settings = Settings.of(
         cluster_by=_names("--cluster-by", cluster_by),
         sort_by=_names("--sort-by", sort_by),
+        history=history,
         order=order if order in ("keep", "popular") else _names("--order", order),
         goal=goal,
         row_group_rows=row_group_rows,
@@ -306,8 +311,8 @@ def _reasons(name: str, size: int, report: OptimizeReport) -> list[str]:
 def _circumstances(report: OptimizeReport) -> list[str]:
     """What makes a column larger in the same encoding; by default, a better encoding in the source."""
     before, after, causes = report.before, report.after, []
-    if report.settings.cluster_by:
-        causes.append(f"compresses worse in the order of {', '.join(report.settings.cluster_by)}")
+    if report.settings.keys:
+        causes.append(f"compresses worse in the order of {', '.join(report.settings.keys)}")
     if after.rows * before.row_groups < before.rows * after.row_groups:
         causes.append(f"row groups are smaller ({before.row_groups:,} -> {after.row_groups:,} of them)")
     return causes or ["the source's encoding or compression level was tighter than any that optimize tries here"]

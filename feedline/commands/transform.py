@@ -66,6 +66,9 @@ def transform(
     if as_json and target == STREAM:
         raise SpecError("--json and OUT both write to standard output: got -, expected a file. Name one")
     serving = Serving(spec, groups=selected)
+    if (reads := next((each for each in serving.features if each.history is not None), None)) is not None:
+        message = f"transform has no events for features of histories: got {reads.name!r}"
+        raise SpecError(f"{message}. Use Pipeline.transform(rows, histories=…), or leave the features out")
     with exit_on_signals():  # which removes unfinished output
         summary = transform_file(serving, source, target, overwrite=overwrite)
     if as_json:

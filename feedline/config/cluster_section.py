@@ -128,13 +128,20 @@ class AutoscaleSpec(Section):
 
 
 class ClusterSpec(Section):
-    """Where blocks are computed: threads in the feeder, processes on this machine, or a Dask cluster: one by address,
-    or one that a class starts."""
+    """Where blocks are computed: processes or threads of the feeder, or a Dask cluster: on this machine, one by
+    address, or one that a class starts."""
 
-    threads: Threads = Field(default="auto", description="Threads in the feeder's process, or in each worker process.")
+    processes: Count | None = Field(
+        default=None,
+        description="Worker processes of the feeder (default: by its cores).",
+    )
+    threads: Threads = Field(
+        default="auto",
+        description="Threads in the feeder's process alone, or in each worker process.",
+    )
     workers: Annotated[WorkersSpec | None, ShortForm(_workers, ({"type": "integer", "minimum": 1},))] = Field(
         default=None,
-        description="Worker processes on this machine or of `class`: a number, or limits within which it follows need.",
+        description="Dask's workers, on this machine or of `class`: a number, or limits within which it follows need.",
     )
     provider: NonEmptyString | None = Field(
         default=None,
@@ -142,7 +149,9 @@ class ClusterSpec(Section):
         description="Dask's class of a cluster to start, such as dask_jobqueue.SLURMCluster.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Arguments of `class`.")
-    autoscale: AutoscaleSpec = Field(default=AutoscaleSpec(), description="When workers are added and released.")
+    autoscale: AutoscaleSpec = Field(
+        default=AutoscaleSpec.model_construct(), description="When workers are added and released."
+    )
     scheduler: Scheduler | None = Field(default=None, description="Address of a running Dask scheduler.")
     tls: Annotated[TlsSpec | None, ShortForm(_tls, ({"const": "temporary"},))] = Field(
         default=None,
@@ -156,19 +165,33 @@ class ClusterSpec(Section):
         default=1.0, description="Weight among the jobs of a scheduler, when they need more threads than there are."
     )
     window: Count | None = Field(default=None, description="Blocks in flight (default: by block time, pace, memory).")
+    fork: bool = Field(
+        default=True, description="Fork worker processes on this machine; if false, each starts and imports for itself."
+    )
     cpu: Literal["native", "x86-64-v3"] | None = Field(
         default=None, description="Instructions numpy may use: those of each processor, or none beyond x86-64-v3."
     )
-    dashboard: bool = Field(default=True, description="Serve Dask's dashboard on a port of loopback.")
+    dashboard: bool = Field(
+        default=True,
+        description="Serve the live page, and Dask's dashboard of a cluster that is started, on ports of loopback.",
+    )
 
     @property
-    def kind(self) -> Literal["threads", "processes", "scheduler", "provider"]:
-        """Threads in the feeder, processes that it starts here, a running cluster, or one that a class starts."""
+    def kind(self) -> Literal["pool", "threads", "processes", "scheduler", "provider"]:
+        """Processes of the feeder, threads of it, Dask's workers on this host, a running cluster of Dask's, or one that
+        a class starts."""
         if self.scheduler is not None:
             return "scheduler"
         if self.provider is not None:
             return "provider"
-        return "threads" if self.workers is None else "processes"
+        if self.workers is not None:
+            return "processes"
+        return "pool" if self.threads == "auto" or self.processes is not None else "threads"
+
+    @property
+    def is_dask(self) -> bool:
+        """Whether Dask's workers compute blocks."""
+        return self.kind not in ("pool", "threads")
 
     @property
     def is_elsewhere(self) -> bool:
@@ -177,11 +200,15 @@ class ClusterSpec(Section):
 
     @property
     def most_workers(self) -> int:
-        """The most worker processes that are started on this machine; 1 for threads."""
+        """The most workers of Dask's that are started on this machine; 1 without Dask."""
         return self.workers.max if self.workers is not None and self.kind == "processes" else 1
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterSpec:
+        if self.processes is not None:
+            self._check_processes("processes")
+        if not self.fork:
+            self._check_processes("fork")
         if self.options and self.provider is None:
             raise rule_error("options", "has no meaning without `class`. Remove it, or name the class")
         if self.scheduler is None:
@@ -191,9 +218,19 @@ class ClusterSpec(Section):
             self._check_security(self.scheduler)
         return self
 
+    def _check_processes(self, key: str) -> None:
+        """Whether the feeder has worker processes of its own, of which a key says something."""
+        others = {
+            "scheduler": (self.scheduler is not None, "workers elsewhere"),
+            "class": (self.provider is not None, "workers elsewhere"),
+            "workers": (self.workers is not None, "Dask's workers, which import for themselves"),
+            "threads": (self.threads != "auto" and self.processes is None, "threads alone"),
+        }
+        for other, (is_set, reason) in others.items():
+            if is_set:
+                raise rule_error(key, f"has no meaning with `{other}`, which asks for {reason}. Remove it")
+
     def _check_beside_scheduler(self) -> None:
-        if not self.dashboard:
-            raise rule_error("dashboard", "has no meaning with `scheduler`, whose pages are its own. Remove it")
         if self.tls is not None and self.tls.temporary:
             reason = "a scheduler by address needs certificates that both sides have"
             raise rule_error("tls", f"`temporary` is for `workers`: {reason}. Write `tls: {{ca: …, cert: …, key: …}}`")
@@ -244,7 +281,5 @@ class ClusterSpec(Section):
             raise rule_error("workers", "is missing beside `class`. Write a number, or `workers: {min: …, max: …}`")
         if "threads" in self.model_fields_set:
             raise rule_error("threads", "contradicts `class`, whose options say what a worker has. Write it there")
-        if not self.dashboard:
-            raise rule_error("dashboard", "has no meaning with `class`, whose options decide on pages. Remove it")
         if self.tls is not None and self.insecure:
             raise rule_error("insecure", "contradicts `tls`, with which all is authenticated. Remove one of the two")

@@ -7,11 +7,12 @@ and ops are known: see `feedline.transforms.compile.dedup_groups`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from feedline.config.column_ranges import expand_range
 from feedline.config.yaml_document import Document, Path, Problems, describe_value, path_text, unknown_message
+from feedline.dataclass import dataclass
 
 _FORM = "Write `dedup: {user: {columns: [user_id, 'hist_{0..5}']}}`"
 NEEDS_RUNS = (

@@ -10,12 +10,14 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any, Literal, get_args
 
 from feedline.config.column_ranges import expand_range, has_range
+from feedline.config.histories import HISTORY_KEYS, HistoryRead, read_count, read_history
 from feedline.config.yaml_document import Document, Path, Problems, describe_value, path_text, unknown_message
+from feedline.dataclass import dataclass
 
 # --------------------------------------------------------------------------------------------------------------------
 # Expectations on features' values: how pipeline.yaml writes them, and whether measured values meet them. An
@@ -214,10 +216,11 @@ class FeatureInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSpec:
-    """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order. dedup: the
-    deduplicated group that it belongs to; None until its columns have been compared with the groups'. known_as: of a
-    source that redefines a feature, the column or expression ("column" or "expr", and its text) of the pipeline's, by
-    which fits know it, as they learn from all sources."""
+    """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order. history:
+    the events that it reads, as lists in the column of that name; rows that see fewer than `min_history` are left out.
+    dedup: the deduplicated group that it belongs to; None until its columns have been compared with the groups'.
+    known_as: of a source that redefines a feature, the column or expression ("column" or "expr", and its text) of the
+    pipeline's, by which fits know it, as they learn from all sources."""
 
     name: str
     group: AnyGroup
@@ -230,16 +233,28 @@ class FeatureSpec:
     expect: tuple[Expectation, ...] = ()
     dedup: str | None = None
     known_as: tuple[str, str] | None = None
+    history: HistoryRead | None = None
+    min_history: int = 0
     path: Path = field(default=(), compare=False)
 
     def long_form(self) -> dict[str, Any]:
         """The feature as written under its group and name, in the form that all others abbreviate."""
         content: dict[str, Any] = {key: value for key in SOURCES[:2] if (value := getattr(self, key)) is not None}
+        if self.history is not None:
+            content = self.history.to_yaml() | ({"min_history": self.min_history} if self.min_history else {})
         if self.op is not None:
             content |= {"op": self.op.to_yaml(), "inputs": [item.to_yaml() for item in self.inputs]}
         content |= {"ops": [call.to_yaml() for call in self.ops]} if self.ops else {}
         content |= {"on_nonfinite": self.on_nonfinite} if self.group in FLOATS else {}
         return content | ({"expect": bounds_to_yaml(self.expect)} if self.expect else {})
+
+    def of_table(self, tables: Mapping[str, tuple[str, str]]) -> FeatureSpec:
+        """The feature, whose history is of the table of that digest, by name; and of that time, if it names none."""
+        if self.history is None:
+            return self
+        table, time = tables[self.history.history]
+        history = replace(self.history, table=table, at=self.history.at or time)
+        return replace(self, history=history, column=history.name)
 
 
 def canonical_json(value: object) -> str:
@@ -300,7 +315,9 @@ class _FeatureReader:
                     yield self.build(name=column, group=group, column=column, path=(*path, index))
         elif isinstance(value, dict):
             for name, body in value.items():
-                if has_range(name) or (isinstance(body, dict) and "columns" in body):
+                if isinstance(body, dict) and "history" in body:
+                    yield from self.of_history(group, name, body, (*path, name))
+                elif has_range(name) or (isinstance(body, dict) and "columns" in body):
                     yield from self.template(group, name, body, (*path, name))
                 elif (feature := self.feature(group, name, body, (*path, name))) is not None:
                     yield feature
@@ -356,6 +373,66 @@ class _FeatureReader:
             for feature, column in zip(names or columns, columns, strict=True)
         ]
         yield from (feature for feature in features if feature is not None)
+
+    def of_history(self, group: Group, name: str, body: dict[str, Any], path: Path) -> Iterator[FeatureSpec]:
+        """The features of an entry that reads a history: one for each of its columns, NAME.COLUMN, and for the tag."""
+        allowed = (*HISTORY_KEYS, *(EXTRA_KEYS[2:] if group == "extra" else TEMPLATE_KEYS[1:]))
+        before = len(self.problems)
+        for key in body:
+            if key not in allowed:
+                message = unknown_message("key of a feature of a history", key, allowed)
+                self.problems.add((*path, key), message, key=True)
+        read = read_history(body, path, self.problems)
+        parts = self.parts_of_history(name, body, path)
+        if read is None or len(self.problems) > before:
+            return
+        ops = self.ops_of_history(body, [each or body["tag"] for each in parts.values()], (*path, "ops"))
+        expect = read_bounds(group, body["expect"], (*path, "expect"), self.problems) if "expect" in body else ()
+        on_nonfinite = self.on_nonfinite(group, body, path)
+        least = read_count(body, "min_history", path, self.problems) if "min_history" in body else 0
+        for feature, column in parts.items():
+            own = replace(read, column=column)
+            chain = ops.get(column or body.get("tag", ""), ())
+            built = self.build(name=feature, group=group, column=own.name, ops=chain, history=own, path=path)
+            yield replace(built, on_nonfinite=on_nonfinite, expect=expect, min_history=least)
+
+    def parts_of_history(self, name: str, body: dict[str, Any], path: Path) -> dict[str, str | None]:
+        """The features of an entry, each with its column of the events; None of the tag."""
+        column = self.name(body["column"], (*path, "column"), "a column") if "column" in body else None
+        columns = self.columns(body["columns"], (*path, "columns")) if "columns" in body else []
+        tag = self.name(body["tag"], (*path, "tag"), "a name") if "tag" in body else None
+        if ("column" in body and "columns" in body) or not {"column", "columns", "tag"}.intersection(body):
+            got = "column and columns" if "column" in body else "none"
+            self.problems.add(path, f"must have one of column, columns, tag: got {got}. Write `column:` of the events")
+        if tag is not None and "pools" not in body and (column or columns):
+            self.problems.add((*path, "tag"), "tag says which pools an event is in: got it without pools. Remove it")
+        twice = next((each for index, each in enumerate(columns) if each in (*columns[:index], tag)), None)
+        if twice is not None:
+            self.problems.add((*path, "columns"), f"must have each name once, the tag's too: got {twice!r} twice")
+        parts: dict[str, str | None] = {f"{name}.{each}": each for each in columns}
+        parts |= {} if column is None else {name: column}
+        return parts | ({} if tag is None else {name if not parts else f"{name}.{tag}": None})
+
+    def ops_of_history(self, body: dict[str, Any], names: Sequence[str], path: Path) -> dict[str, tuple[OpCall, ...]]:
+        """The ops of each column, and of the tag, by its name: of one list for all columns, or for a tag alone; or of a
+        mapping."""
+        value, tag = body.get("ops", []), body.get("tag")
+        if isinstance(value, list):
+            return dict.fromkeys([name for name in names if name != tag] or names, self.ops(value, path))
+        if not isinstance(value, dict):
+            message = f"must be a list of ops, or one for each column: got {describe_value(value)}, expected [op, …]"
+            self.problems.add(path, message)
+            return {}
+        ops: dict[str, tuple[OpCall, ...]] = {}
+        for name, chain in value.items():
+            if name not in names:
+                self.problems.add((*path, name), unknown_message("column", name, names), key=True)
+            elif not isinstance(chain, list):
+                message = f"must be a list of ops: got {describe_value(chain)}, expected [op, …]"
+                self.problems.add((*path, name), message)
+            else:
+                ops[name] = self.ops(chain, (*path, name))
+        return ops
 
     def columns(self, values: Any, path: Path) -> list[str]:
         """A list of columns, ranges expanded; empty where one of them is wrong."""

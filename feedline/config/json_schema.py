@@ -11,6 +11,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from feedline.config.features import BOUND, MEASURES, OnNonfinite
+from feedline.config.histories import LAG_PATTERN, MOST_POOLS
+from feedline.config.sections import MAX_INT
 from feedline.version import VERSION
 
 Schema = dict[str, Any]
@@ -43,11 +45,19 @@ _EXAMPLES: dict[tuple[str, str], list[Any]] = {
     ("BatchSpec", "size"): [8192],
     ("BatchSpec", "buckets"): [[16, 64, 256]],
     ("ShuffleSpec", "by"): ["session_id"],
+    ("HistorySpec", "table"): ["warehouse/events"],
+    ("HistorySpec", "key"): ["user_id"],
+    ("HistorySpec", "time"): ["ts"],
+    ("HistorySpec", "known_at"): ["ingested_at"],
+    ("HistorySpec", "tie_break"): ["event_no"],
     ("CacheSpec", "dir"): ["/mnt/cache/feedline"],
     ("CacheSpec", "size"): ["200GiB"],
     ("FitSpec", "where"): ["ds < '2026-01-08'"],
     ("ClusterSpec", "workers"): [8, {"min": 2, "max": 32}],
     ("ClusterSpec", "scheduler"): ["tcp://scheduler:8786"],
+    ("SourceSpec", "anchors"): ["events"],
+    ("WindowsSpec", "every"): ["1d"],
+    ("HoldOutSpec", "by"): ["user_id"],
     ("FollowSpec", "landed"): ["_SUCCESS", "quiet 10m"],
     ("MetricsSpec", "listen"): ["0.0.0.0:9400"],
 }
@@ -71,6 +81,7 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     _add_templates(definitions)
     properties = schema["properties"]
     properties["features"] = _features()
+    properties["histories"]["propertyNames"] = {"pattern": r"^[^\W\d]\w*$"}
     properties["dedup"] = _dedup(definitions["feature"]["anyOf"][-1]["properties"]["columns"])
     properties["sources"] = _items(properties["sources"]["items"]) | {
         "description": properties["sources"]["description"]
@@ -79,6 +90,10 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     own = {key: value for key, value in _features().items() if key != "minProperties"}
     definitions["MixedSourceSpec"]["properties"]["features"] = own | {"description": _OWN_FEATURES}
     schema["oneOf"] = [{"required": ["source"]}, {"required": ["sources"]}]
+    for name in ("SourceSpec", "MixedSourceSpec"):
+        source = definitions[name]
+        source["required"] = [key for key in source["required"] if key != "table"]
+        source["anyOf"] = [{"required": [key]} for key in ("table", "anchors")]
     batch = definitions["BatchSpec"]
     batch["oneOf"] = [{"required": [key]} for key in ("size", "max_tokens")]
     batch["required"] = [key for key in batch["required"] if key != "size"]
@@ -91,7 +106,7 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
 
 
 def _add_defaults_and_examples(properties: Schema, definitions: Schema) -> None:
-    for key in ("dedup", "shuffle", "fit", "artifacts"):
+    for key in ("dedup", "histories", "shuffle", "fit", "artifacts"):
         properties[key]["default"] = {}
     for key in ("cache", "metrics", "traces"):
         properties[key]["default"] = "off"
@@ -131,11 +146,73 @@ def _feature_definitions() -> Schema:
     own = {"column": column, "expr": expr, "op": op, "inputs": inputs, "ops": ops, "on_nonfinite": on_nonfinite}
     long_form = _mapping({**own, "expect": _expect()}, oneOf=one_source)
     extra = _mapping({"column": column, "expr": expr, "expect": _expect()}, oneOf=column_or_expr)
+    rest = {"on_nonfinite": on_nonfinite, "expect": _expect()}
     return {
         "variable": VARIABLE,
         "ops": ops,
-        "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]},
-        "extra_feature": {"anyOf": [{"type": "array", "maxItems": 0}, extra]},
+        "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form, _of_history({"ops": _ops_of_columns(), **rest})]},
+        "extra_feature": {"anyOf": [{"type": "array", "maxItems": 0}, extra, _of_history({"expect": _expect()})]},
+    }
+
+
+def _of_history(rest: Schema) -> Schema:
+    """A feature of the events that a row sees, with keys that are not about these."""
+    last = _integer("The most events of a row, the last ones.", 1, 2**31 - 1)
+    where = _NAME | {"description": "An expression over the events' columns: only these events."}
+    pool = _mapping({"where": where, "last": last}, required=["last"])
+    pools = {
+        "description": "Kinds of events by name, each with its own `last`; merged in the order of time.",
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": MOST_POOLS,
+        "additionalProperties": {"description": "One kind of events.", **pool},
+    }
+    lag: Schema = {
+        "description": "Events are seen this long after they happened: 10m, or an integer of the time's unit.",
+        "anyOf": [{"type": "string", "pattern": f"^({LAG_PATTERN})$"}, *_integer("", 0, MAX_INT)["anyOf"]],
+    }
+    own = {
+        "history": _NAME | {"description": "The name of a history."},
+        "column": _NAME | {"description": "The column of the events that the feature holds."},
+        "columns": {"description": "Several, as features NAME.COLUMN.", **_items(_NAME)},
+        "tag": _NAME | {"description": "A feature NAME.TAG: the pools that each event is of, as bits."},
+        "at": _NAME | {"description": "The row's column with the time before which it sees events."},
+        "last": last,
+        "lag": lag,
+        "where": where,
+        "scan": _integer("Only so many of the last events before the time are looked at.", 1, 2**31 - 1),
+        "recent": _NAME | {"description": "The row's column of newer events, which follow the stored ones."},
+        "min_history": _integer("Rows that see fewer events are left out.", 1, 2**31 - 1),
+        "pools": pools,
+    }
+    no_columns = {"not": {"anyOf": [{"required": ["column"]}, {"required": ["columns"]}]}}
+    rules = [
+        {"not": {"required": ["column", "columns"]}},
+        {"anyOf": [{"required": [key]} for key in ("column", "columns", "tag")]},
+        {"anyOf": [{"not": {"required": ["tag"]}}, {"required": ["pools"]}, no_columns]},
+        {
+            "oneOf": [
+                {"required": ["last"]},
+                {"required": ["pools"], "not": {"required": ["where"]}},
+            ]
+        },
+    ]
+    return _mapping({**own, **rest}, required=["history"], allOf=rules)
+
+
+def _ops_of_columns() -> Schema:
+    """Ops of all columns of a history, or of each by its name."""
+    ops = {"$ref": "#/$defs/ops"}
+    return {
+        "description": "Applied in this order to all columns; or a list for each column, by its name.",
+        "anyOf": [ops, {"type": "object", "additionalProperties": ops}],
+    }
+
+
+def _integer(text: str, least: int, most: int) -> Schema:
+    return {
+        "description": text,
+        "anyOf": [{"type": "integer", "minimum": least, "maximum": most}, {"$ref": "#/$defs/variable"}],
     }
 
 

@@ -25,6 +25,7 @@ from feedline.config.cache_section import Cache
 from feedline.config.cluster_section import ClusterSpec
 from feedline.config.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
 from feedline.config.features import FeatureSpec, OnExpect, OnNonfinite, canonical_json, read_features
+from feedline.config.histories import HistoryName, HistorySpec
 from feedline.config.json_schema import document_schema
 from feedline.config.monitoring_section import Metrics, Traces, without_unset
 from feedline.config.overrides import apply_overrides, override_options, plain_value, substitute_variables
@@ -60,6 +61,7 @@ from feedline.config.sources_section import (
     read_source_features,
     rows_of_sources,
 )
+from feedline.config.windows import HoldOutSpec, WindowsSpec
 from feedline.config.yaml_document import (
     MAX_BYTES,
     Document,
@@ -88,6 +90,7 @@ _TYPES = {
     "bool_type": "true or false",
     "string_type": "a string",
     "string_too_short": "a non-empty string",
+    "dict_type": "a mapping from names",
 }
 
 
@@ -130,7 +133,7 @@ DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its
 _NO_OVERRIDES: Mapping[str, object] = {}
 
 
-class PipelineSpec(Section):
+class PipelineSpec(Section, defer_build=False):
     """A pipeline.yaml, checked and with its defaults. Positions do not count for equality."""
 
     version: Version = Field(description="Version of this format.")
@@ -143,22 +146,30 @@ class PipelineSpec(Section):
     only_source: OnlySource = Field(default=None, alias="source", description="The table and its rows.")
     sources: Sources = Field(default=(), description="Several tables, instead, whose rows each step mixes.")
     mix: MixSpec | None = Field(default=None, description="How several sources are mixed.")
+    histories: dict[HistoryName, HistorySpec] = Field(
+        default_factory=dict, description="Tables of events, by name, of which features read what a row may see."
+    )
+    windows: WindowsSpec | None = Field(default=None, description="Epochs that are windows of time, in order.")
+    hold_out: HoldOutSpec | None = Field(default=None, description="Keys that are left out, to evaluate on.")
     features: Annotated[tuple[FeatureSpec, ...], SkipValidation, WithJsonSchema({})]
     dedup: Annotated[tuple[DedupSpec, ...], SkipValidation, WithJsonSchema({})] = ()
     batch: BatchSpec = Field(description="How rows become batches.")
     shuffle: Shuffle = Field(
-        default=ShuffleSpec(), description="The epoch's permutation, or off: the table's order within each lane."
+        default=ShuffleSpec.model_construct(),
+        description="The epoch's permutation, or off: the table's order within each lane.",
     )
     lanes: Count | None = Field(default=None, description="Lanes of the run (default: its first world size).")
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
-    cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
+    cluster: ClusterSpec = Field(default=ClusterSpec.model_construct(), description="Where blocks are computed.")
     feeder: Literal["host", "rank"] = Field(
         default="host", description="One feeder for all ranks of a host, or one for each rank."
     )
     memory: Bytes | None = Field(default=None, description="Memory of a host's feeders: blocks in flight and rings.")
     cache: Cache = Field(default=None, description="The folder of a cache of finished features, or off.")
-    artifacts: Artifacts = Field(default=ArtifactsSpec(), description="Where artifacts are kept, and whose they are.")
-    fit: Fit = Field(default=FitSpec(), description="What ops learn from, and when.")
+    artifacts: Artifacts = Field(
+        default=ArtifactsSpec.model_construct(), description="Where artifacts are kept, and whose they are."
+    )
+    fit: Fit = Field(default=FitSpec.model_construct(), description="What ops learn from, and when.")
     allow_code: bool = Field(default=False, description="Allow Python functions as ops; they run on every worker.")
     on_nonfinite: OnNonfinite = Field(
         default="keep", description="What to do with finished numbers that are NaN or infinite."
@@ -187,8 +198,15 @@ class PipelineSpec(Section):
 
     @property
     def is_followed(self) -> bool:
-        """Whether a table is followed, and so each epoch has a plan of its own."""
-        return any(each.follow is not None for each in self.sources or [self.source])
+        """Whether each epoch has a plan of its own: a table is followed, or epochs are windows."""
+        return self.windows is not None or any(each.follow is not None for each in self.sources or [self.source])
+
+    def in_window(self, epoch: int) -> PipelineSpec:
+        """The spec that reads the window of an epoch."""
+        if self.windows is None:
+            return self
+        source = self.source.model_copy(update={"where": self.windows.where(epoch, self.source.where)})
+        return self.model_copy(update={"only_source": source})
 
     @property
     def whole(self) -> PipelineSpec:
@@ -252,7 +270,7 @@ class PipelineSpec(Section):
             path = ("sources", self._index, *path[1:]) if at_source else path
         return self._document.error(path, message)
 
-    def canonical(self) -> str:
+    def canonical(self) -> str:  # noqa: C901 -- a key after another
         """The spec as JSON, which `from_canonical` reads; equal for equal specs, so it may be hashed."""
         content = without_unset(self.model_dump(exclude={"features", "dedup"}, by_alias=True))
         if self.dedup:
@@ -267,9 +285,12 @@ class PipelineSpec(Section):
         else:
             del content["sources"], content["mix"]
         for entry in content["sources"] if self.is_mixed else (content["source"],):
-            for key in ("exclude", "follow"):
+            for key in ("anchors", "exclude", "follow"):
                 if entry[key] is None:
                     del entry[key]
+        for key in ("histories", "windows", "hold_out"):
+            if not content[key]:
+                del content[key]
         if self.cache is None or self.cache.is_off:
             del content["cache"]
         if self.artifacts.shared is None:
@@ -387,6 +408,7 @@ _CLASS_NEEDS_CODE = (
 def _validate(document: Document, base_dir: str) -> PipelineSpec:
     problems = Problems(document)
     content = document.value
+    content = _with_anchors(content, problems)
     if "features" in content:
         code = base_dir if content.get("allow_code") is True else None
         content = {**content, "features": read_features(document, problems, code)}
@@ -407,11 +429,12 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
     check_source_keys(content, problems)
     if spec is not None and spec.is_mixed:
         check_sources(spec.sources, spec.batch, problems)
-    for path, reason in () if spec is None else _contradictions(spec):
+    for path, reason in () if spec is None else (*_contradictions(spec), *_unknown_histories(spec)):
         problems.add(path, reason)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")
+    spec = _with_hold_out(_with_tables_of_histories(spec))
     spec._document = document
     spec._base_dir = base_dir
     return spec
@@ -423,12 +446,77 @@ def _contradictions(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
         yield ("batch", "length" if spec.batch.balance is None else "balance"), reason
     if (reason := refused_weights(spec.shuffle, (*spec.sources, spec.only_source))) is not None:
         yield ("shuffle", "weights"), reason
+    if spec.is_mixed or spec.source.follow is not None:
+        for key in ("windows", "hold_out"):
+            if getattr(spec, key) is not None:
+                beside = "several sources" if spec.is_mixed else "a followed table"
+                yield (key,), f"is of one table that does not grow: got it beside {beside}. Remove it"
+    elif spec.hold_out is not None and spec.source.sample not in (None, spec.hold_out.sample):
+        yield ("source", "sample"), "contradicts hold_out, which samples by a key: got both. Remove one of the two"
+    if spec.windows is not None and not spec.windows.count:
+        yield ("windows", "until"), "leaves no window: expected one after those that are ahead. Name a later end"
     if spec.metrics is not None and (reason := spec.metrics.refused_with(spec.feeder)) is not None:
         yield ("metrics",), reason
 
 
+def _with_anchors(content: dict[str, Any], problems: Problems) -> dict[str, Any]:
+    """The document, whose source reads the table of the history that its rows are the events of."""
+    source, histories = content.get("source"), content.get("histories")
+    if not isinstance(source, dict) or source.get("anchors") is None:
+        return content
+    name = source["anchors"]
+    history = histories.get(name) if isinstance(histories, dict) and isinstance(name, str) else None
+    if not isinstance(history, dict):
+        names = histories if isinstance(histories, dict) else {}
+        message = unknown_message("history", name, names) if isinstance(name, str) else "must be the name of a history"
+        problems.add(("source", "anchors"), message)
+        return {**content, "source": {"table": "-", **source}}
+    if source.get("table", history.get("table")) != history.get("table"):
+        problems.add(("source", "table"), "contradicts anchors, whose table is read: got both. Remove one", key=True)
+    read = {key: history[key] for key in ("table", "format") if key in history}
+    return {**content, "source": {**read, **source}}
+
+
+def _with_hold_out(spec: PipelineSpec) -> PipelineSpec:
+    """The spec, whose sample leaves the held-out keys out, or is of these."""
+    if spec.hold_out is None or spec.only_source is None:
+        return spec
+    source = spec.only_source.model_copy(update={"sample": spec.hold_out.sample})
+    return spec.model_copy(update={"only_source": source})
+
+
+def _with_tables_of_histories(spec: PipelineSpec) -> PipelineSpec:
+    """The spec, whose features say of which tables the events are that they read."""
+    if not spec.histories:
+        return spec
+    digests = {name: (history.digest, history.time) for name, history in spec.histories.items()}
+    sources = [
+        source.model_copy(update={"features": tuple(each.of_table(digests) for each in source.features)})
+        for source in spec.sources
+    ]
+    features = tuple(feature.of_table(digests) for feature in spec.features)
+    return spec.model_copy(update={"features": features, "sources": tuple(sources)})
+
+
+def _is_anchored(spec: PipelineSpec, name: str) -> bool:
+    return not spec.is_mixed and spec.source.anchors == name
+
+
+def _unknown_histories(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    for feature in (*spec.features, *(feature for source in spec.sources for feature in source.features)):
+        if feature.history is not None and not feature.history.at and not _is_anchored(spec, feature.history.history):
+            message = "missing key: expected `at:`, the row's column with its time"
+            yield feature.path, message + ("" if spec.is_mixed else ", unless the rows are anchors of the same history")
+        if feature.history is not None and feature.history.history not in spec.histories:
+            name = feature.history.history
+            message = f"unknown history: got {describe_value(name)}, expected one of the section `histories`. Write it"
+            message = unknown_message("history", name, spec.histories) if spec.histories else message
+            yield (*feature.path, "history"), message
+
+
 def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -> None:
     path, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
+    path = path[:-1] if path[-1:] == ("[key]",) else path  # pydantic's word for the key of a mapping
     section = section_at(PipelineSpec, path[:-1]) if path else None
     fields = keys_of(section) if section else {}
     if kind == "rule":

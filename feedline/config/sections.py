@@ -10,10 +10,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +29,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
+
+from feedline.dataclass import dataclass
 
 MAX_INT = (1 << 63) - 1
 _UNITS = {"": 1} | {
@@ -111,9 +112,11 @@ Bytes = Annotated[
 
 
 class Section(BaseModel):
-    """A mapping in pipeline.yaml: its keys are the fields and no others, and values are not converted."""
+    """A mapping in pipeline.yaml: its keys are the fields and no others, and values are not converted. A default
+    value is made by `model_construct`, which builds no validator."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # deferred: the validator of a whole pipeline holds those of its sections, which need none of their own
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,9 @@ class ShuffleSpec(Section):
         default=None,
         description="Rows that a lane mixes at a time (default: 524288, fewer if wide; blocks of 131072 if not rows).",
     )
+    window_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="The same as a share of the epoch's rows: equal epochs mix as far at any size."
+    )
     rows: bool = Field(default=True, description="Permute rows within blocks; false permutes splits only.")
     by: NonEmptyString | None = Field(default=None, description="Column whose runs of equal values stay together.")
     weights: NonEmptyString | None = Field(
@@ -172,6 +178,9 @@ class ShuffleSpec(Section):
         if self.by is not None and not self.rows:
             reason = "`rows: false` permutes splits only, so every run already stays together"
             raise rule_error("by", f"contradicts `rows: false`: {reason}. Remove one of the two")
+        if self.window_share is not None and (self.window_rows is not None or not self.rows):
+            other = "window_rows" if self.window_rows is not None else "`rows: false`"
+            raise rule_error("window_share", f"contradicts {other}: got both. Remove one of the two")
         if self.weights is not None and not self.rows:
             reason = "rows are drawn one by one, whatever their neighbours are"
             raise rule_error("weights", f"contradicts `rows: false`: {reason}. Remove one of the two")
@@ -182,7 +191,8 @@ class ShuffleSpec(Section):
 
     def stated_keys(self, content: dict[str, Any]) -> dict[str, Any]:
         """The section's content without keys that came later and say nothing: equal specs have equal texts."""
-        return {key: value for key, value in content.items() if key != "weights" or value is not None}
+        later = ("weights", "window_share")
+        return {key: value for key, value in content.items() if key not in later or value is not None}
 
 
 class ArtifactsSpec(Section):
@@ -250,17 +260,19 @@ def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
     """The model of the mapping at `path` below `model`; None where there is none."""
+    is_named = False
     for part in path:
-        if isinstance(part, int):
-            continue  # an item of a list of sections
+        if isinstance(part, int) or is_named:
+            is_named = False
+            continue  # an item of a list of sections, or one of sections by name
         fields = keys_of(model)
         kind = fields[part].annotation if part in fields else None
         types = [item for item in (kind, *getattr(kind, "__args__", ())) if isinstance(item, type)]
         sections = [item for item in types if issubclass(item, BaseModel)]
         if not sections:
             return None
-        model = sections[0]
-    return model
+        model, is_named = sections[0], get_origin(kind) is dict
+    return None if is_named else model
 
 
 _OF_BUCKETS = ("buckets", "length", "longer")

@@ -240,7 +240,7 @@ class SourceSpec(Section):
         description="Types of partition keys; others have the type of the column in the files, or of all their values.",
     )
     schema_rules: SchemaSpec = Field(
-        default=SchemaSpec(), alias="schema", description="How files that differ become one table."
+        default=SchemaSpec.model_construct(), alias="schema", description="How files that differ become one table."
     )
     where: NonEmptyString | None = Field(
         default=None, description="Expression that keeps a row where it is true; null drops it."
@@ -263,6 +263,9 @@ class SourceSpec(Section):
     max_bad_rows: Amount | None = Field(default=None, description="More rows in skipped files than this are an error.")
     follow: FollowSpec | None = Field(
         default=None, description="Follow a table that grows: at the border of every epoch, what has landed joins."
+    )
+    anchors: NonEmptyString | None = Field(
+        default=None, description="A history whose events are the rows, instead of `table`: each sees those before it."
     )
     split_rows: Count = Field(
         default=65536,

@@ -12,9 +12,10 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, field, fields
 from typing import TYPE_CHECKING, Any
 
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 
 if TYPE_CHECKING:  # imported where YAML is read: a feeder gets its pipeline as JSON
@@ -30,7 +31,7 @@ Path = tuple[str | int, ...]
 
 # A user fixes the first few; a thousand repeated lines hide them.
 MAX_REPORTED = 20
-MAX_NAMES = 24  # shown of those that are expected: all keys of a pipeline
+MAX_NAMES = 27  # shown of those that are expected: all keys of a pipeline
 
 _BARE_NAME = re.compile(r"[\w-]+")
 
@@ -126,6 +127,9 @@ class Problems:
         position = self.document.position(path, key=key)
         text = message_at(self.document.file, position, path, message)
         self._entries.append((not position.line, position.line, position.column, len(self._entries), text))
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def raise_all(self) -> None:
         lines = list(dict.fromkeys(text for *_, text in sorted(self._entries)))

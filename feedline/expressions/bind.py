@@ -8,11 +8,12 @@ types the tree against a schema (`binder`, `operators`, `functions`) and binds l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import polars as pl
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import ExpressionError
 from feedline.expressions import literals, nodes, operators
 from feedline.expressions.column_parts import (

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.expressions.nodes import ColumnRef, Fault, Field, Node, map_children
 from feedline.expressions.parser import parse_tree
 from feedline.expressions.types import column_type

@@ -8,12 +8,12 @@ false or `b` is, and a term is true or false for each row, never null. Terms are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.expressions.bind import Binder, BoundExpression, bind_parts, parse
 from feedline.expressions.nodes import Logic, Negation, Node, column_names
 

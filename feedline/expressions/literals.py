@@ -15,7 +15,6 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -23,6 +22,7 @@ from typing import Literal
 
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.expressions.nodes import Constant, Fault
 from feedline.expressions.predicates import Operator
 from feedline.expressions.types import (

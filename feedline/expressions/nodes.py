@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from feedline.dataclass import dataclass
 from feedline.expressions.predicates import Operator
 
 # --------------------------------------------------------------------------------------------------------------------

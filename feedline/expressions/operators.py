@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.expressions import literals
 from feedline.expressions.literals import LiteralComparison
 from feedline.expressions.nodes import ArithmeticOperator, Constant, Fault, Span

@@ -14,8 +14,9 @@ the three truth values of SQL. A leaf names a column and holds literals that are
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from feedline.dataclass import dataclass
 
 Operator: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 

@@ -8,9 +8,9 @@ declaration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from feedline.dataclass import dataclass
 from feedline.expressions.nodes import Constant, Fault, Span
 from feedline.expressions.operators import Operand
 from feedline.expressions.types import CAST_TYPES, nearest, quote_name, type_name

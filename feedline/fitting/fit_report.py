@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.store import Fit, StoredArtifactSet
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.planning.table_features import artifact_set_ref, set_refusal
 
 

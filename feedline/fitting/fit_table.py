@@ -7,7 +7,7 @@ those of the pipeline.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,13 @@ from feedline.blocks.environment import Environment
 from feedline.config import PipelineSpec
 from feedline.config.features import FeatureSpec
 from feedline.config.yaml_document import Path
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
 from feedline.fitting.observe import FitJob, TableConditions
 from feedline.fitting.spill import Scratch
 from feedline.planning.exclusions import named_exclusion
+from feedline.planning.histories import stored_columns
 from feedline.planning.read_columns import bound_sample, bound_where, require_columns, rows_of
 from feedline.planning.table_features import artifact_set_ref, compile_spec, planned_schema, required_functions
 from feedline.transforms.compile.compiled import CompiledFeatures
@@ -67,7 +69,7 @@ class FitTable:
         return cls(
             spec=spec,
             snapshot=snapshot,
-            schema=planned_schema(spec, snapshot.schema),
+            schema=planned_schema(spec, snapshot.schema, snapshot.histories),
             where=bound_where(spec, snapshot.schema, text=spec.fit.where, path=path),
             where_path=path,
             sample=bound_sample(spec, snapshot.schema, fits=True),
@@ -106,7 +108,7 @@ class FitTable:
 
     def pass_bytes(self, parts: Collection[str], selection: Selection) -> int:
         """Compressed bytes of the column chunks that a pass reads."""
-        read, every = frozenset(parts), np.ones(len(selection.rows), np.bool_)
+        read, every = frozenset(stored_columns(self.spec, parts)), np.ones(len(selection.rows), np.bool_)
         deciding = deciding_parts(
             selection.proofs,
             self.where,
@@ -161,7 +163,9 @@ class FitTable:
     def _read_columns(self, parts: Collection[str]) -> list[str]:
         conditions = [condition.parts for condition in (self.where, self.sample) if condition is not None]
         generated = self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names
-        return sorted({*parts}.union(*conditions) - ({SAMPLE_WEIGHT} if generated else set()))
+        return sorted(
+            {*stored_columns(self.spec, parts)}.union(*conditions) - ({SAMPLE_WEIGHT} if generated else set())
+        )
 
 
 def fit_tables(spec: PipelineSpec, snapshots: Sequence[Snapshot]) -> list[FitTable]:

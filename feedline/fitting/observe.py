@@ -14,7 +14,6 @@ Of a row group that other tables of the fit read first, a fit observes the rows 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -25,14 +24,16 @@ from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.single_flight import SingleFlight
 from feedline.config.features import FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.expressions import bind_where
 from feedline.fitting.spill import Scratch, SpilledState, State, merge_all, merge_part, spill
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
+from feedline.warehouse.histories.joined_rows import read_rows
 from feedline.warehouse.reading.fragment import Chunk, Fragment
-from feedline.warehouse.reading.read import ReadRequest, read_fragment
+from feedline.warehouse.reading.read import ReadRequest
 from feedline.warehouse.reading.row_position import kept_mask, with_row_position
 from feedline.warehouse.reading.sample import Bools, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
@@ -257,7 +258,7 @@ def _gather_chunks(compiled: CompiledFit, pieces: Sequence[FitPiece]) -> Iterato
     rows = size_bytes = 0
     for piece in pieces:
         of_group, position = list[NewRows](), -1
-        for chunk in read_fragment(piece.fragment, compiled.read):
+        for chunk in read_rows(piece.fragment, compiled.read):
             if chunk.position != position:
                 of_group, position = _new_rows(compiled, piece, chunk.position), chunk.position
             height = chunk.frame.height

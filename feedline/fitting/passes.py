@@ -15,7 +15,7 @@ import math
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -31,6 +31,7 @@ from feedline.artifacts.store import (
     save_manifest,
 )
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, DataError, FeedlineError, SpecError
 from feedline.fitting.fit_report import FitReport, fit_facts
 from feedline.fitting.fit_table import FitPass, FitTable, fit_tables, same_requests

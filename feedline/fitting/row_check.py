@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import polars as pl
@@ -23,6 +23,7 @@ from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.request import Job
 from feedline.config import PipelineSpec
 from feedline.config.features import Expectation, broken_bounds
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, FeedlineError, SpecError, TableError
 from feedline.fitting.fit_tasks import fit_tasks
 from feedline.fitting.reduction import Workers, run_tasks
@@ -39,8 +40,8 @@ from feedline.progress import report_progress
 from feedline.transforms.compile.compiled import CompiledFeatures, Output, compile_some
 from feedline.transforms.compile.null_probe import failing_rows
 from feedline.transforms.values.lookup_counts import RowLookups
+from feedline.warehouse.histories.joined_rows import read_rows
 from feedline.warehouse.reading.fragment import Chunk, Fragment, count_excluded, pack_mask
-from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.rebase.file_changes import file_changes
 from feedline.warehouse.selection.exclusion import Exclusion, ExclusionOrigin, RowFault
 from feedline.warehouse.snapshot.snapshot import Snapshot, retimed_text
@@ -118,7 +119,7 @@ class _Judge:
         kept = fragment.expected[0]
         bad = np.zeros(kept, np.bool_)
         totals: dict[tuple[str, str], tuple[int, int]] = {}
-        for chunk in read_fragment(fragment, self._compiled.read):
+        for chunk in read_rows(fragment, self._compiled.read):
             if self._is_clean(chunk):
                 continue
             for key, rows in self._reasons(chunk).items():
@@ -340,7 +341,7 @@ def find_exclusion(
     rows, most = origin.rows, budget.most(origin.rows)
     job = replace(plan.job, order=None, record=None, cache=None, auto=None, environment=workers.environment)
     if origin.unfitted:  # a fit names columns that no block reads, such as a target
-        job = replace(job, schema=planned_schema(spec, snapshot.schema).serialize().to_pybytes())
+        job = replace(job, schema=planned_schema(spec, snapshot.schema, snapshot.histories).serialize().to_pybytes())
     check = RowCheck(job=job, unfitted=frozenset(origin.unfitted), most=most)
     _search(plan, workers, check, known, totals)
     exclusion = totals.exclusion(origin)
@@ -472,7 +473,7 @@ def _origin(plan: SourcePlan, workers: Workers) -> ExclusionOrigin:
 def _unfitted(plan: SourcePlan) -> tuple[str, ...]:
     if not plan.features.missing_fits:
         return ()
-    spec, schema = plan.spec, planned_schema(plan.spec, plan.snapshot.schema)
+    spec, schema = plan.spec, planned_schema(plan.spec, plan.snapshot.schema, plan.snapshot.histories)
     compiled = ((each, compile_spec(spec, schema, [each], artifacts=plan.features.artifacts)) for each in spec.features)
     return tuple(feature.name for feature, alone in compiled if alone.missing_fits)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -23,6 +22,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.hashing import GOLDEN, cross_terms, digest, hash_words
 from feedline.transforms.learning.learner import Learner, Parts
 from feedline.warehouse.storage import content_store

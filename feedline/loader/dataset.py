@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import get_ident
 from types import FrameType
 from typing import Any, Literal, NoReturn, Self
@@ -28,6 +28,8 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from feedline.config import PipelineSpec, load_spec
 from feedline.config.chosen_features import choose_features
 from feedline.config.sections import MAX_INT
+from feedline.config.windows import evaluation_overrides
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.dataset_stats import MeasuredDataset
@@ -124,6 +126,19 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         _refuse(timeout)
+        self._given: dict[str, Any] = {
+            "pipeline": pipeline,
+            "rank": rank,
+            "world_size": world_size,
+            "data_rank": data_rank,
+            "data_world_size": data_world_size,
+            "mesh": mesh,
+            "timeout": timeout,
+            "device": device,
+            "features": features,
+            "sparse_features": sparse_features,
+        }
+        self._set = set or {}
         self._copies = None if device is None else copies_to(device)
         self._spec: PipelineSpec = load_spec(pipeline, set or {})
         self._group = () if features is None else choose_features(self._spec, features)
@@ -171,6 +186,22 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
         """Steps of the next batch's epoch, the same on every rank; 0 where a followed table has nothing more."""
         answer, epoch, _ = self._epochs.opened(self._open(), self._progress.at)
         return 0 if answer is None else answer.facts.steps_of(epoch)
+
+    def evaluation(self, set: Mapping[str, object] | None = None) -> FeedlineDataset:
+        """A dataset of what the training is evaluated on: its epoch k is the window after the training's, of the keys
+        that `hold_out` leaves out. It stands at the epoch that the training is in, or has ended last; close it as this
+        one. `set` overrides further keys, such as {"batch.tail": "pad"}.
+
+        Raises SpecError for a pipeline.yaml without windows and hold_out, and where no window is after the first.
+        """
+        overrides = evaluation_overrides(self._spec.windows, self._spec.hold_out)
+        if not overrides:
+            message = "pipeline.yaml has nothing to evaluate on: got neither windows nor hold_out. Write one of the two"
+            raise SpecError(message)
+        dataset = FeedlineDataset(set={**self._set, **overrides, **(set or {})}, **self._given)
+        epoch, step = self._progress.at
+        dataset.set_epoch(epoch - 1 if epoch and not step else epoch)
+        return dataset
 
     def set_epoch(self, epoch: int) -> None:
         """The next iter() starts at this epoch's step 0, or at the step of a state of this epoch, if just loaded."""
@@ -292,7 +323,7 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The plan's facts: steps, rows, snapshot, fingerprints …; and the process, log and dashboard of its feeder."""
+        """The plan's facts: steps, rows, snapshot, fingerprints …; and the process, log and pages of its feeder."""
         answer = self._open()
         return {**to_values(answer.facts), **to_values(self._feed.reports.feeder or answer.feeder)}
 

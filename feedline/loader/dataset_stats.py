@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.ring.client import FeederClient
 from feedline.resources.cgroups import available_cores

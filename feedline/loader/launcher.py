@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError
 
 # Slurm's own steps of one process (the batch script, an interactive shell) are numbered down from 2**32.

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch.distributed
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, PlanError, from_wire
 from feedline.loader.launcher import RankInfo
 from feedline.loader.ring.client import FeederClient

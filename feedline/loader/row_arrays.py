@@ -6,7 +6,6 @@ code reads both; `to_batch` creates tensors, and loads torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.slot import write_rows

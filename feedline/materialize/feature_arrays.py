@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from zarr.storage import MemoryStore
 
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import Job
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn

@@ -16,7 +16,6 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import pyarrow.fs as pafs
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import BlockRequest, Job
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, TableArgumentError, TableError
 from feedline.loader.encoding.encoded_rows import EncodedRows, expand, with_values
 from feedline.loader.encoding.quality import Quality

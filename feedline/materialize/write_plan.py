@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.blocks.jobs import compile_job
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 from feedline.fitting.reduction import Workers, run_tasks
 from feedline.loader.encoding.encoded_rows import arrow_table

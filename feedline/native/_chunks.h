@@ -119,9 +119,24 @@ static int open_chunk(Cursor *cursor, void **context) {
     return next_page(cursor, context) < 0 ? -1 : 1;
 }
 
+/* Have the first values' memory made for all of these rows, as far as pages say how many there are: memory that grows is
+ * copied, and its new pages are faulted in. */
+static void expect_rows(Cursor *cursor, int64_t rows) {
+    const int64_t most = MOST_EXPECTED / (int64_t)slot_size(cursor);
+    int64_t slots = cursor->slots;
+    if (cursor->values.bytes != NULL || cursor->values.before > 0 || cursor->flags.obj != NULL)
+        return;
+    for (int64_t page = 0; page < cursor->pages_left && slots < most; page++)
+        slots += cursor->pages[page].kind == DICTIONARY_PAGE ? 0 : cursor->pages[page].values;
+    if (!cursor->lists && slots > rows)
+        slots = rows;
+    cursor->values.before = (size_t)(slots < most ? slots : most) * slot_size(cursor);
+}
+
 /* Decode until there are so many rows. Returns 1 if there are, 0 if the pages end before, -1 after an error. */
 static int read_rows(Cursor *cursor, int64_t rows, void **context) {
     int stopped;
+    expect_rows(cursor, rows);
     while ((stopped = advance_rows(cursor, rows)) == 0) {
         const int kind = next_page(cursor, context);
         if (kind < 0)

@@ -11,6 +11,7 @@
 
 #define BLOCK 1024          /* levels and codes that are decoded at once, in the first cache */
 #define WORD 64             /* levels that are looked at at once, as the bits of a word */
+#define MOST_EXPECTED (24 << 20) /* bytes of values that are made room for before there are any */
 #define MOST_BYTES INT32_MAX /* of strings, which 32-bit offsets count */
 
 enum { BOOLEAN = 0, INT32 = 1, INT64 = 2, FLOAT = 4, DOUBLE = 5, BYTE_ARRAY = 6, FIXED_LEN_BYTE_ARRAY = 7 };
@@ -55,6 +56,11 @@ typedef struct {
     uint8_t rep[BLOCK + WORD], def[BLOCK + WORD];
     int ahead, level;
 
+    /* What is handed out of a chunk of so many rows: integers of fewer bytes (0: as they are), offsets of 64 bits. Whether
+     * there are more values than rows. */
+    int64_t chunk_rows;
+    int has_more, narrow, long_strings, long_lists;
+
     /* Where runs of equal rows start, a byte of 0 or 1 for each row of the chunk, if only those are delivered; and how
      * many rows were taken. */
     Py_buffer flags;
@@ -98,6 +104,25 @@ static const char TOO_MANY[] = "its lists have more elements than 32 bits count"
 static const char BEFORE_ITS_END[] = "a page begins before the one before it has ended";
 static const char ENTRIES_END[] = "its dictionary ends early";
 static const char TOO_LONG[] = "its strings have more bytes than 32 bits count";
+
+/* The next rows are counted from 0. */
+static void begin_rows(Cursor *cursor) {
+    cursor->rows = cursor->elements = cursor->nulls = cursor->null_lists = cursor->passed = 0;
+}
+
+static int put_offset(Vector *offsets, int32_t offset) {
+    if (vector_reserve(offsets, sizeof offset) != 0)
+        return -1;
+    memcpy(offsets->bytes + offsets->used, &offset, sizeof offset);
+    offsets->used += sizeof offset;
+    return 0;
+}
+
+/* Add the end of the last list to the lists' starts. */
+static int end_lists(Cursor *cursor) {
+    cursor->starts.used = (size_t)cursor->rows * sizeof(int32_t);
+    return put_offset(&cursor->starts, (int32_t)cursor->elements);
+}
 
 static int reserve(Cursor *cursor, Vector *vector, int64_t count, size_t size) {
     return vector_reserve(vector, (size_t)count * size) == 0 ? 0 : fail(cursor, NO_MEMORY);

@@ -4,7 +4,6 @@
 #define FEEDLINE_EXTREMES_H
 
 #include "_fast.h"
-#include "_tuples.h"
 
 #define EXTREMES(name, type, key)                                                                           \
     FAST_WIDE static void name(const type *values, Py_ssize_t count, type *least, type *greatest) {         \
@@ -42,53 +41,57 @@ static double float_of(int64_t key) {
     return value;
 }
 
-/* The two as Python has them: both NaN where one is. */
-static PyObject *extremes_pair(Py_ssize_t itemsize, int64_t low, int64_t high) {
-    if (itemsize == 8)
-        return Py_BuildValue("(LL)", (long long)low, (long long)high);
-    const double least = float_of(low), greatest = float_of(high);
-    return isnan(least) ? Py_BuildValue("(dd)", least, least)
-           : isnan(greatest) ? Py_BuildValue("(dd)", greatest, greatest) : Py_BuildValue("(dd)", least, greatest);
+/* The two of floats: both NaN where one is. */
+static void extremes_of_keys(const int64_t keys[2], double found[2]) {
+    found[0] = float_of(keys[0]);
+    found[1] = float_of(keys[1]);
+    if (isnan(found[0]) || isnan(found[1]))
+        found[0] = found[1] = isnan(found[0]) ? found[0] : found[1];
 }
 
-/* extremes(arrays): of int64 and float32. */
+/* extremes(arrays, out): of int64, into int64, or of float32, into float64: two for each. */
 static PyObject *extremes(PyObject *module, PyObject *args) {
-    PyObject *arrays, *result = NULL;
+    PyObject *arrays, *out, *result = NULL;
     Buffers buffers;
+    Py_ssize_t size = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &arrays))
+    if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &arrays, &out))
         return NULL;
     const Py_ssize_t count = PyTuple_Size(arrays);
-    if (buffers_open(&buffers, count) != 0)
+    if (buffers_open(&buffers, count + 1) != 0)
         return NULL;
-    int64_t *found = PyMem_Calloc(2 * (size_t)count + 1, sizeof(int64_t));
-    if (found == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
     for (Py_ssize_t index = 0; index < count; index++) {
         const Py_buffer *column = buffers_add(&buffers, PyTuple_GetItem(arrays, index), 0);
         if (column == NULL)
             goto done;
-        if ((column->itemsize != 8 && column->itemsize != 4) || column->len == 0) {
-            PyErr_SetString(PyExc_ValueError, "an array has no values, or is of neither int64 nor float32");
+        if ((column->itemsize != 8 && column->itemsize != 4) || column->len == 0
+            || (size != 0 && column->itemsize != size)) {
+            PyErr_SetString(PyExc_ValueError, "arrays have no values, or are not all of int64 or all of float32");
             goto done;
         }
+        size = column->itemsize;
+    }
+    const Py_buffer *to = buffers_add(&buffers, out, 1);
+    if (to == NULL)
+        goto done;
+    if (to->len != 16 * count) {
+        too_small("the array of extremes", to->len, 16 * count);
+        goto done;
     }
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t index = 0; index < count; index++)
-        extremes_find(&buffers.views[index], &found[2 * index], &found[2 * index + 1]);
-    Py_END_ALLOW_THREADS
-    result = PyList_New(count);
-    for (Py_ssize_t index = 0; result != NULL && index < count; index++) {
-        PyObject *pair = extremes_pair(buffers.views[index].itemsize, found[2 * index], found[2 * index + 1]);
-        if (pair == NULL || PyList_SetItem(result, index, pair) != 0)
-            Py_CLEAR(result);
+    for (Py_ssize_t index = 0; index < count; index++) {
+        int64_t pair[2];
+        extremes_find(&buffers.views[index], &pair[0], &pair[1]);
+        if (size == 8)
+            memcpy((int64_t *)to->buf + 2 * index, pair, sizeof(pair));
+        else
+            extremes_of_keys(pair, (double *)to->buf + 2 * index);
     }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
 done:
-    PyMem_Free(found);
     buffers_close(&buffers);
-    return as_tuple(result);
+    return result;
 }
 
 #endif

@@ -11,14 +11,12 @@
  * Compiled for the stable ABI of Python 3.11; see parquet.py for arguments and results.
  */
 
-#define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
-#include "_chunks.h"
+#include "_arrays.h"
 #include "_look_up.h"
-
-#define OTHER_ENCODING 62 /* a bit for all encodings with larger numbers */
+#include "_opening.h"
 
 /* ---- results with names ------------------------------------------------------------------------------------------ */
 
@@ -172,15 +170,7 @@ static PyObject *take_bits(Vector *bytes, int64_t count, int64_t zeros) {
     Vector bits = {0};
     if (zeros == 0)
         return Py_NewRef(Py_None);
-    const size_t size = ((size_t)count + 7) / 8;
-    if (vector_reserve(&bits, size) != 0 || vector_reserve(bytes, 8) != 0)
-        return PyErr_NoMemory();
-    memset(bytes->bytes + bytes->used, 0, 8);
-    for (size_t index = 0; index < size; index++)
-        bits.bytes[index] = (uint8_t)lowest_bits(load64(bytes->bytes + 8 * index));
-    bits.used = size;
-    bytes->used = 0;
-    return vector_take(&bits);
+    return pack_bits(bytes, count, &bits) == 0 ? vector_take(&bits) : PyErr_NoMemory();
 }
 
 static PyObject *take(Cursor *cursor, PyObject *unused) {
@@ -188,12 +178,9 @@ static PyObject *take(Cursor *cursor, PyObject *unused) {
     const int64_t rows = cursor->lists ? cursor->rows : cursor->elements, elements = cursor->elements;
     const int64_t nulls = cursor->nulls, null_lists = cursor->null_lists, passed = cursor->passed;
     (void)unused;
-    if (cursor->physical == BYTE_ARRAY && !cursor->codes && cursor->values.used == 0) {
-        if (vector_reserve(&cursor->values, 4) != 0)
-            return PyErr_NoMemory();
-        memset(cursor->values.bytes, 0, 4);
-        cursor->values.used = 4;
-    }
+    if (cursor->physical == BYTE_ARRAY && !cursor->codes && cursor->values.used == 0
+        && put_offset(&cursor->values, 0) != 0)
+        return PyErr_NoMemory();
     if (cursor->physical == BOOLEAN) {
         values = take_bits(&cursor->values, elements, 1);
     } else {
@@ -202,21 +189,14 @@ static PyObject *take(Cursor *cursor, PyObject *unused) {
     bytes = cursor->physical == BYTE_ARRAY && !cursor->codes ? vector_take(&cursor->bytes) : Py_NewRef(Py_None);
     valid = take_bits(&cursor->valid, elements, nulls);
     if (cursor->lists) {
-        cursor->starts.used = (size_t)rows * sizeof(int32_t);
-        if (vector_reserve(&cursor->starts, sizeof(int32_t)) == 0) {
-            ((int32_t *)cursor->starts.bytes)[rows] = (int32_t)elements;
-            cursor->starts.used += sizeof(int32_t);
-            starts = vector_take(&cursor->starts);
-        } else {
-            PyErr_NoMemory();
-        }
+        starts = end_lists(cursor) == 0 ? vector_take(&cursor->starts) : PyErr_NoMemory();
         list_valid = take_bits(&cursor->list_valid, rows, null_lists);
     } else {
         starts = Py_NewRef(Py_None);
         list_valid = Py_NewRef(Py_None);
     }
     cursor->taken += rows_seen(cursor);
-    cursor->rows = cursor->elements = cursor->nulls = cursor->null_lists = cursor->passed = 0;
+    begin_rows(cursor);
     if (values == NULL || bytes == NULL || valid == NULL || starts == NULL || list_valid == NULL) {
         Py_XDECREF(values);
         Py_XDECREF(bytes);
@@ -240,34 +220,12 @@ GUARDED(cursor_advance, advance)
 GUARDED(cursor_take, take)
 
 static PyObject *cursor_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    int physical, size, lists, max_def, codes, prefix;
+    Layout layout = {0};
+    int codes, prefix;
     (void)keywords;
-    if (!PyArg_ParseTuple(args, "iiiiii", &physical, &size, &lists, &max_def, &codes, &prefix))
+    if (!PyArg_ParseTuple(args, "iiiiii", &layout.physical, &layout.size, &layout.lists, &layout.max_def, &codes, &prefix))
         return NULL;
-    const int fits = physical == BOOLEAN ? size == 1
-        : physical == INT32 || physical == FLOAT ? size == 4
-        : physical == INT64 || physical == DOUBLE ? size == 8
-        : physical == BYTE_ARRAY ? size == 0
-        : physical == FIXED_LEN_BYTE_ARRAY && size > 0 && size <= 65536;
-    const int cuts = prefix == 0 || (prefix > 0 && lists && (codes || physical != BYTE_ARRAY));
-    if (!fits || !cuts || (codes != 0 && codes != 2 && codes != 4) || lists < 0
-        || (lists ? lists > 2 || max_def < lists || max_def > lists + 1 : max_def < 0 || max_def > 1)) {
-        PyErr_SetString(PyExc_ValueError, "a cursor does not read such columns");
-        return NULL;
-    }
-    Cursor *cursor = (Cursor *)PyType_GenericAlloc(type, 0);
-    if (cursor == NULL)
-        return NULL;
-    cursor->physical = physical;
-    cursor->size = size;
-    cursor->lists = lists != 0;
-    cursor->max_def = (uint32_t)max_def;
-    cursor->defined = (uint32_t)lists;     /* 1 of lists that are never null, 2 of others */
-    cursor->listed = (uint32_t)lists - 1;
-    cursor->codes = codes;
-    cursor->prefix = prefix;
-    cursor->entries = -1;
-    return (PyObject *)cursor;
+    return (PyObject *)new_cursor(type, &layout, codes, prefix);
 }
 
 static void cursor_dealloc(PyObject *self) {
@@ -290,11 +248,6 @@ static void cursor_dealloc(PyObject *self) {
 
 /* ---- functions --------------------------------------------------------------------------------------------------- */
 
-/* The bit of an encoding; that of `OTHER_ENCODING` for all that have a larger number. */
-static int64_t encoding_bit(int64_t encoding) {
-    return INT64_C(1) << (encoding < OTHER_ENCODING ? encoding : OTHER_ENCODING);
-}
-
 /* page_table(chunk, values): the pages of a column chunk, which are all of its bytes and hold so many values (none: if there
  * are none); as bits, their kinds, the encodings of values in data pages, and of levels in those of the first version; and
  * how many values the dictionary has, which comes first. */
@@ -306,38 +259,8 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OL", &chunk, &values) || PyObject_GetBuffer(chunk, &view, PyBUF_SIMPLE) != 0)
         return NULL;
     Vector pages = {0};
-    const uint8_t *start = view.buf;
-    Thrift thrift = {start, values == 0 ? start : start + view.len}; /* without values, offsets may be unset */
-    const char *error = NULL;
-    int64_t found = 0, kinds = 0, encodings = 0, def_encodings = 0, rep_encodings = 0, entries = 0;
-    while (thrift.at < thrift.end && error == NULL) {
-        Page page;
-        if (read_header(&thrift, &page) != 0 || thrift_forward(&thrift, (uint64_t)page.compressed) != 0) {
-            error = "a page's header is not valid";
-        } else if (page.kind == DICTIONARY_PAGE && kinds != 0) {
-            error = "its dictionary is not its first page";
-        } else if (vector_reserve(&pages, sizeof page) != 0) {
-            error = NO_MEMORY;
-        } else {
-            page.start = thrift.at - start - page.compressed;
-            memcpy(pages.bytes + pages.used, &page, sizeof page);
-            pages.used += sizeof page;
-            kinds |= INT64_C(1) << page.kind;
-            if (page.kind == DICTIONARY_PAGE) {
-                entries = page.values;
-            } else {
-                found += page.values;
-                encodings |= encoding_bit(page.encoding);
-            }
-            if (page.kind == DATA_PAGE) {
-                def_encodings |= encoding_bit(page.def_encoding);
-                rep_encodings |= encoding_bit(page.rep_encoding);
-            }
-        }
-    }
-    if (error == NULL && found != values)
-        error = found < values ? "its pages hold fewer values than its footer says"
-                               : "its pages hold more values than its footer says";
+    Summary found = {0};
+    const char *error = find_pages(view.buf, view.len, values, &pages, &found);
     PyBuffer_Release(&view);
     PyObject *result = NULL;
     if (error == NO_MEMORY)
@@ -349,8 +272,9 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
     free(pages.bytes);
     if (result == NULL)
         return NULL;
-    return with_names(table_type, Py_BuildValue("(NLLLLL)", result, (long long)kinds, (long long)encodings,
-                                                (long long)def_encodings, (long long)rep_encodings, (long long)entries));
+    return with_names(table_type, Py_BuildValue("(NLLLLL)", result, (long long)found.kinds, (long long)found.encodings,
+                                                (long long)found.def_encodings, (long long)found.rep_encodings,
+                                                (long long)found.entries));
 }
 
 static PyObject *crc32(PyObject *module, PyObject *bytes) {
@@ -457,6 +381,8 @@ static PyType_Spec cursor_spec = {
 
 static PyMethodDef methods[] = {
     {"page_table", page_table, METH_VARARGS, "page_table(chunk, values): the headers of a column chunk's pages."},
+    {"open_chunks", open_chunks, METH_O, "open_chunks(requests): cursors over column chunks."},
+    {"take_rows", take_rows, METH_VARARGS, "take_rows(cursors, flat, rows): decode the next rows to structures of arrays."},
     {"read_chunks", read_chunks, METH_VARARGS, "read_chunks(cursors, rows): decode until there are so many rows."},
     {"look_up", look_up, METH_VARARGS, "look_up(codes, size, valid, offset, count, truths): the truth of each code."},
     {"overwrite_freed", overwrite_freed, METH_NOARGS, "overwrite_freed(): overwrite bytes before they are freed."},
@@ -478,7 +404,7 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     strings_type = PyStructSequence_NewType(&strings_names);
     table_type = PyStructSequence_NewType(&table_names);
     if (memory_type == NULL || cursor_type == NULL || decoded_type == NULL || strings_type == NULL || table_type == NULL
-        || PyModule_AddIntConstant(module, "VERSION", 9) != 0
+        || PyModule_AddIntConstant(module, "VERSION", 10) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;

@@ -8,7 +8,6 @@
  * Compiled for the stable ABI of Python 3.11; see ring.py for arguments and results.
  */
 
-#define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <errno.h>

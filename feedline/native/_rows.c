@@ -9,11 +9,11 @@
  * Compiled for the stable ABI of Python 3.11; see rows.py for arguments and results.
  */
 
-#define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define AHEAD 12 /* rows whose values are requested before they are copied: their addresses are random */
@@ -190,8 +190,11 @@ static void gather_ragged(char *target, size_t size, const int64_t *ends, const 
 
 #include "_codes.h"
 #include "_slots.h"
+#include "_writers.h"
 #include "_extremes.h"
 #include "_matrix.h"
+#include "_events.h"
+#include "_sort.h"
 
 /* ---- slices of lists --------------------------------------------------------------------------------------------- */
 
@@ -318,6 +321,87 @@ failed:
     return NULL;
 }
 
+/* ---- lengths of lists ---------------------------------------------------------------------------------------------- */
+
+/* The shortest of some lists, and the longest: -1 without any, -2 where offsets fall. */
+static int64_t longest_of(const int64_t *borders, Py_ssize_t rows, int64_t *shortest) {
+    int64_t longest = -1, least = INT64_MAX;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const int64_t length = borders[row + 1] - borders[row];
+        longest = length > longest ? length : longest;
+        least = length < least ? length : least;
+    }
+    *shortest = least;
+    return least < 0 ? -2 : longest;
+}
+
+/* count_lengths(offsets, rows, counts): add to a row of the matrix how often each length occurs, for each array of
+ * offsets, unless the longest has no place in it. Returns the longest of each, -1 without lists. */
+static PyObject *count_lengths(PyObject *module, PyObject *args) {
+    PyObject *arrays, *numbers, *matrix, *result = NULL;
+    Py_ssize_t width;
+    Buffers buffers;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!On", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers, &matrix, &width))
+        return NULL;
+    const Py_ssize_t count = PyTuple_Size(arrays);
+    if (buffers_open(&buffers, count + 1) != 0)
+        return NULL;
+    int64_t *found = PyMem_Calloc((size_t)count + 1, sizeof(int64_t)), falls = 0;
+    Py_ssize_t *places = PyMem_Calloc((size_t)count + 1, sizeof(Py_ssize_t));
+    if (found == NULL || places == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    const Py_buffer *to = buffers_add(&buffers, matrix, 1);
+    if (to == NULL)
+        goto done;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        const Py_buffer *view = buffers_add(&buffers, PyTuple_GetItem(arrays, index), 0);
+        PyObject *number = view == NULL ? NULL : PyTuple_GetItem(numbers, index);
+        places[index] = number == NULL ? -1 : PyLong_AsSsize_t(number);
+        if (PyErr_Occurred())
+            goto done;
+        if (view->itemsize != 8 || view->len < 8 || width < 1 || places[index] < 0 || places[index] >= to->len / 8 / width) {
+            PyErr_SetString(PyExc_ValueError, "lists have no offsets, or no place among the counts");
+            goto done;
+        }
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t index = 0; index < count; index++) {
+        const Py_buffer *view = &buffers.views[index + 1];
+        const int64_t *borders = view->buf;
+        const Py_ssize_t rows = view->len / 8 - 1;
+        int64_t *counts = (int64_t *)to->buf + places[index] * width;
+        int64_t shortest;
+        found[index] = longest_of(borders, rows, &shortest);
+        falls |= found[index] == -2;
+        if (found[index] < 0 || found[index] >= width)
+            continue;
+        if (shortest == found[index]) /* as of scalars */
+            counts[shortest] += rows;
+        else
+            for (Py_ssize_t row = 0; row < rows; row++)
+                counts[borders[row + 1] - borders[row]]++;
+    }
+    Py_END_ALLOW_THREADS
+    if (falls) {
+        PyErr_SetString(PyExc_ValueError, "the offsets of lists fall");
+        goto done;
+    }
+    result = PyList_New(count);
+    for (Py_ssize_t index = 0; result != NULL && index < count; index++) {
+        PyObject *longest = PyLong_FromLongLong(found[index]);
+        if (longest == NULL || PyList_SetItem(result, index, longest) != 0)
+            Py_CLEAR(result);
+    }
+done:
+    PyMem_Free(found);
+    PyMem_Free(places);
+    buffers_close(&buffers);
+    return result;
+}
+
 /* ---- repeated lists ---------------------------------------------------------------------------------------------- */
 
 static PyObject *equal_neighbours(PyObject *module, PyObject *args) {
@@ -359,6 +443,13 @@ failed:
 
 /* ---- hashes ------------------------------------------------------------------------------------------------------ */
 
+/* The finaliser of splitmix64. */
+static uint64_t mix(uint64_t word) {
+    word = (word ^ word >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    word = (word ^ word >> 27) * UINT64_C(0x94D049BB133111EB);
+    return word ^ word >> 31;
+}
+
 /* A string's word, 8 bytes or fewer, mixed with its position: see hashing.py. */
 static uint64_t mixed(const uint8_t *bytes, uint32_t size, uint64_t position) {
     uint64_t word = 0;
@@ -369,10 +460,7 @@ static uint64_t mixed(const uint8_t *bytes, uint32_t size, uint64_t position) {
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
     word = __builtin_bswap64(word);
 #endif
-    word += (position + 1) * UINT64_C(0x9E3779B97F4A7C15);
-    word = (word ^ word >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    word = (word ^ word >> 27) * UINT64_C(0x94D049BB133111EB);
-    return word ^ word >> 31;
+    return mix(word + (position + 1) * UINT64_C(0x9E3779B97F4A7C15));
 }
 
 /* Of a string that lies in its view, with zeros behind it. */
@@ -387,12 +475,86 @@ static uint64_t digest_long(const uint8_t *bytes, uint32_t length) {
     return sum;
 }
 
-/* digest_views(views, data, out): of Arrow's string views, with one buffer of `data` for each number in them. */
+/* The remainders of a division by the same number: its reciprocal is 2^64 + `factor`, by 2^(64 + bits), rounded up. */
+typedef struct {
+    uint64_t divisor, factor;
+    int bits;
+} Divisor;
+
+static Divisor divisor_of(uint64_t number) {
+    Divisor divisor = {number, 0, 0};
+#ifdef __SIZEOF_INT128__
+    while (divisor.bits < 64 && (UINT64_C(1) << divisor.bits) < number)
+        divisor.bits++;
+    const uint64_t rest = (divisor.bits < 64 ? UINT64_C(1) << divisor.bits : 0) - number;
+    divisor.factor = (uint64_t)(((unsigned __int128)rest << 64) / number + 1);
+#endif
+    return divisor;
+}
+
+static uint64_t remainder_of(uint64_t word, const Divisor *by) {
+#ifdef __SIZEOF_INT128__
+    if (by->bits == 0)
+        return 0;
+    const uint64_t high = (uint64_t)((unsigned __int128)by->factor * word >> 64);
+    return word - ((high + ((word - high) >> 1)) >> (by->bits - 1)) * by->divisor;
+#else
+    return word % by->divisor;
+#endif
+}
+
+static void bucket_digests(uint64_t *digests, Py_ssize_t rows, uint64_t start, uint64_t buckets) {
+    const Divisor by = divisor_of(buckets);
+    for (Py_ssize_t row = 0; row < rows; row++)
+        digests[row] = remainder_of(mix(digests[row] + start), &by);
+}
+
+/* digest_strings(offsets, data, size, out, start, buckets): as `digest_views`, of strings that lie end to end, whose
+ * offsets are numbers of 4 or 8 bytes. */
+static PyObject *digest_strings(PyObject *module, PyObject *args) {
+    PyObject *offsets, *data, *result;
+    Py_ssize_t size;
+    unsigned long long start, buckets;
+    Buffers buffers;
+    Py_buffer *borders, *bytes, *out;
+    int wrong = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOnOKK", &offsets, &data, &size, &result, &start, &buckets)
+        || buffers_open(&buffers, 3) != 0)
+        return NULL;
+    int failed = (borders = buffers_add(&buffers, offsets, 0)) == NULL
+                 || (bytes = buffers_add(&buffers, data, 0)) == NULL || (out = buffers_add(&buffers, result, 1)) == NULL;
+    if (!failed && ((size != 4 && size != 8) || borders->len != size * (out->len / 8 + 1)))
+        failed = too_small("the offsets of strings", borders->len, size * (out->len / 8 + 1));
+    if (!failed) {
+        Py_BEGIN_ALLOW_THREADS
+        const Py_ssize_t rows = out->len / 8;
+        for (Py_ssize_t row = 0; row < rows && !wrong; row++) {
+            const int64_t first = size == 4 ? ((const int32_t *)borders->buf)[row] : ((const int64_t *)borders->buf)[row];
+            const int64_t last =
+                size == 4 ? ((const int32_t *)borders->buf)[row + 1] : ((const int64_t *)borders->buf)[row + 1];
+            wrong = first < 0 || last < first || last > bytes->len || last - first > INT32_MAX;
+            if (!wrong)
+                ((uint64_t *)out->buf)[row] = digest_long((const uint8_t *)bytes->buf + first, (uint32_t)(last - first));
+        }
+        if (!wrong && buckets)
+            bucket_digests(out->buf, rows, start, buckets);
+        Py_END_ALLOW_THREADS
+    }
+    if (wrong)
+        PyErr_SetString(PyExc_ValueError, "a string lies outside its buffer");
+    buffers_close(&buffers);
+    return failed || wrong ? NULL : Py_NewRef(Py_None);
+}
+
+/* digest_views(views, data, out, start, buckets): of Arrow's string views, with one buffer of `data` for each number in
+ * them. buckets: if not 0, `out` gets mix(digest + start) modulo it instead. */
 static PyObject *digest_views(PyObject *module, PyObject *args) {
     PyObject *views, *data, *result;
+    unsigned long long start, buckets;
     Buffers buffers;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO!O", &views, &PyTuple_Type, &data, &result)
+    if (!PyArg_ParseTuple(args, "OO!OKK", &views, &PyTuple_Type, &data, &result, &start, &buckets)
         || buffers_open(&buffers, PyTuple_Size(data) + 2) != 0)
         return NULL;
     Py_ssize_t parts = PyTuple_Size(data), opened = 0;
@@ -419,6 +581,8 @@ static PyObject *digest_views(PyObject *module, PyObject *args) {
             else
                 digests[row] = digest_long((const uint8_t *)first[head[2]].buf + head[3], (uint32_t)head[0]);
         }
+        if (buckets)
+            bucket_digests(digests, in->len / 16, start, buckets);
         Py_END_ALLOW_THREADS
     }
     if (outside)
@@ -430,16 +594,20 @@ static PyObject *digest_views(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"write_slot", write_slot, METH_VARARGS, "write_slot(target, header, gaps, parts): write a batch into a slot."},
-    {"digest_views", digest_views, METH_VARARGS, "digest_views(views, data, out): the digests of strings."},
+    {"write_slot", write_slot, METH_VARARGS, "write_slot(target, header, gaps, parts, copies): write a batch."},
+    {"digest_views", digest_views, METH_VARARGS, "digest_views(views, data, out, start, buckets): the digests, or buckets, of strings."},
+    {"digest_strings", digest_strings, METH_VARARGS, "digest_strings(offsets, data, size, out, start, buckets)."},
     {"count_codes", count_codes, METH_VARARGS, "count_codes(codes, counts): count how often each occurs."},
-    {"has_code", has_code, METH_VARARGS, "has_code(codes, code): whether it occurs."},
+    {"used_extremes", used_extremes, METH_VARARGS, "used_extremes(pairs): of tables, and of what codes use of them."},
+    {"count_lengths", count_lengths, METH_VARARGS, "count_lengths(offsets, rows, counts): how often each length is."},
     {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns, order): the values that codes stand for."},
-    {"extremes", extremes, METH_VARARGS, "extremes(arrays): the least and the greatest value of each."},
+    {"extremes", extremes, METH_VARARGS, "extremes(arrays, out): the least and the greatest value of each."},
     {"lay_columns", lay_columns, METH_VARARGS, "lay_columns(matrix, width, numbers, columns)"},
     {"take_columns", take_columns, METH_VARARGS, "take_columns(matrix, width, numbers, columns)"},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
     {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out, order)."},
+    {"sort_words", sort_words, METH_O, "sort_words(words): sort words whose high bits are random, in place."},
+    {"last_events", last_events, METH_VARARGS, "last_events(rows, known, pools, lasts, offsets, positions, tags)."},
     {"equal_neighbours", equal_neighbours, METH_VARARGS, "equal_neighbours(offsets, values, size, out)."},
     {NULL, NULL, 0, NULL},
 };
@@ -448,7 +616,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 14) != 0) {
+    if (module != NULL && (PyModule_AddIntConstant(module, "VERSION", 18) != 0 || add_queue(module) != 0)) {
         Py_DECREF(module);
         return NULL;
     }

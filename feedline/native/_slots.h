@@ -261,7 +261,7 @@ static int move_part(Slot *slot, PyObject *part) {
 /* Returns whether all codes are in range. */
 static int run_moves(const Slot *slot) {
     for (Py_ssize_t index = 0; index < slot->used; index++) {
-        const Move *move = &slot->moves[index];
+        Move *move = &slot->moves[index];
         if (move->coded.target != NULL) {
             if (!gather_coded(&move->coded))
                 return 0;
@@ -295,9 +295,9 @@ static Py_ssize_t needs_of(PyObject *tuple, int depth) {
     return needs;
 }
 
-/* Room for a header, gaps, and all pieces of all parts. */
-static int slot_open(Slot *slot, PyObject *gaps, PyObject *parts) {
-    Py_ssize_t room = 4 + PyTuple_Size(gaps);
+/* Room for a header, gaps, all pieces of all parts, and copies. */
+static int slot_open(Slot *slot, PyObject *gaps, PyObject *parts, Py_ssize_t copies) {
+    Py_ssize_t room = 4 + PyTuple_Size(gaps) + copies;
     for (Py_ssize_t index = 0; index < PyList_Size(parts); index++) {
         PyObject *part = PyList_GetItem(parts, index);
         PyObject *pieces = PyTuple_Check(part) && PyTuple_Size(part) == 2 ? PyTuple_GetItem(part, 1) : NULL;
@@ -325,32 +325,63 @@ static int slot_open(Slot *slot, PyObject *gaps, PyObject *parts) {
 // Of slots: smaller ones are written without releasing the interpreter's lock.
 enum { KEPT_BYTES = 64 * 1024 };
 
-/* write_slot(target, header, gaps, parts): see rows.py. */
-static PyObject *write_slot(PyObject *module, PyObject *args) {
-    PyObject *target, *header, *gaps, *parts, *result = NULL;
-    Slot slot = {0};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOO!O!", &target, &header, &PyTuple_Type, &gaps, &PyList_Type, &parts))
-        return NULL;
-    if (slot_open(&slot, gaps, parts) != 0)
-        goto done;
-    slot.target = buffers_add(&slot.buffers, target, 1);
-    Py_buffer *words = slot.target == NULL ? NULL : buffers_add(&slot.buffers, header, 0);
-    char *to = words == NULL ? NULL : section(&slot, 0, 0, words->len, 1);
+static void slot_close(Slot *slot) {
+    for (Py_ssize_t index = 0; index < slot->used; index++)
+        PyMem_Free(slot->moves[index].bases);
+    PyMem_Free(slot->moves);
+    buffers_close(&slot->buffers);
+}
+
+/* List the bytes of a buffer, at the place that is given with it. */
+static int move_copy(Slot *slot, PyObject *copy) {
+    Py_ssize_t place;
+    PyObject *source;
+    if (!PyTuple_Check(copy) || !PyArg_ParseTuple(copy, "nO", &place, &source))
+        return -1;
+    const Py_buffer *from = buffers_add(&slot->buffers, source, 0);
+    char *to = from == NULL ? NULL : section(slot, place, 0, from->len, 1);
     if (to == NULL)
-        goto done;
-    slot.moves[slot.used++] = (Move){.to = to, .from = words->buf, .count = words->len};
+        return -1;
+    slot->moves[slot->used++] = (Move){.to = to, .from = from->buf, .count = from->len};
+    return 0;
+}
+
+/* List all that is written into a slot; `slot_close` it, also after an error. */
+static int slot_list(Slot *slot, PyObject *target, PyObject *header, PyObject *gaps, PyObject *parts, PyObject *copies) {
+    if (slot_open(slot, gaps, parts, PyList_Size(copies)) != 0)
+        return -1;
+    slot->target = buffers_add(&slot->buffers, target, 1);
+    Py_buffer *words = slot->target == NULL ? NULL : buffers_add(&slot->buffers, header, 0);
+    char *to = words == NULL ? NULL : section(slot, 0, 0, words->len, 1);
+    if (to == NULL)
+        return -1;
+    slot->moves[slot->used++] = (Move){.to = to, .from = words->buf, .count = words->len};
     for (Py_ssize_t index = 0; index < PyTuple_Size(gaps); index++) {
         Py_ssize_t start, stop;
         if (!PyArg_ParseTuple(PyTuple_GetItem(gaps, index), "nn", &start, &stop)
-            || (to = section(&slot, start, 0, stop - start, 1)) == NULL)
-            goto done;
-        slot.moves[slot.used++] = (Move){.to = to, .count = stop - start};
+            || (to = section(slot, start, 0, stop - start, 1)) == NULL)
+            return -1;
+        slot->moves[slot->used++] = (Move){.to = to, .count = stop - start};
     }
     for (Py_ssize_t index = 0; index < PyList_Size(parts); index++)
-        if (move_part(&slot, PyList_GetItem(parts, index)) != 0)
-            goto done;
-    // A small batch takes microseconds; getting the lock back from threads that compute blocks takes far longer.
+        if (move_part(slot, PyList_GetItem(parts, index)) != 0)
+            return -1;
+    for (Py_ssize_t index = 0; index < PyList_Size(copies); index++)
+        if (move_copy(slot, PyList_GetItem(copies, index)) != 0)
+            return -1;
+    return 0;
+}
+
+/* write_slot(target, header, gaps, parts, copies): see rows.py. */
+static PyObject *write_slot(PyObject *module, PyObject *args) {
+    PyObject *target, *header, *gaps, *parts, *copies, *result = NULL;
+    Slot slot = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO!O!O!", &target, &header, &PyTuple_Type, &gaps, &PyList_Type, &parts, &PyList_Type,
+                          &copies))
+        return NULL;
+    if (slot_list(&slot, target, header, gaps, parts, copies) != 0)
+        goto done;
     PyThreadState *thread = slot.target->len > KEPT_BYTES ? PyEval_SaveThread() : NULL;
     int valid = run_moves(&slot);
     if (thread != NULL)
@@ -360,10 +391,7 @@ static PyObject *write_slot(PyObject *module, PyObject *args) {
     else
         PyErr_SetString(PyExc_ValueError, "a code of a slot's lists is out of range");
 done:
-    for (Py_ssize_t index = 0; index < slot.used; index++)
-        PyMem_Free(slot.moves[index].bases);
-    PyMem_Free(slot.moves);
-    buffers_close(&slot.buffers);
+    slot_close(&slot);
     return result;
 }
 

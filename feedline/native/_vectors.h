@@ -58,6 +58,21 @@ static int vector_reserve(Vector *vector, size_t more) {
     return 0;
 }
 
+/* A vector with these bytes, in place of which an empty one begins. */
+static Vector vector_move(Vector *vector) {
+    const Vector moved = *vector;
+    memset(vector, 0, sizeof *vector);
+    vector->before = moved.used;
+    return moved;
+}
+
+static void vector_free(Vector *vector) {
+    if (overwrites && vector->bytes != NULL)
+        memset(vector->bytes, 0xA5, vector->used);
+    free(vector->bytes);
+    memset(vector, 0, sizeof *vector);
+}
+
 /* Hand out a vector's bytes and begin an empty one. */
 static PyObject *vector_take(Vector *vector) {
     Memory *memory = (Memory *)PyType_GenericAlloc(memory_type, 0);
@@ -67,11 +82,9 @@ static PyObject *vector_take(Vector *vector) {
         Py_DECREF(memory);
         return PyErr_NoMemory();
     }
-    memory->bytes = vector->bytes;
-    memory->size = (Py_ssize_t)vector->used;
-    const size_t before = vector->used;
-    memset(vector, 0, sizeof *vector);
-    vector->before = before;
+    const Vector moved = vector_move(vector);
+    memory->bytes = moved.bytes;
+    memory->size = (Py_ssize_t)moved.used;
     return (PyObject *)memory;
 }
 

@@ -5,12 +5,12 @@ Pure; runs in every process that computes blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.native import rows as native
 
 
@@ -66,5 +66,5 @@ class CodedArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         values = np.empty(len(self), self.dtype)
-        native.gather_codes([(values, 0, 1, self.table, self.codes, None)])
+        native.gather_codes([(values, 0, 1, self.table, self.codes, False)])
         return values if dtype is None else values.astype(dtype, copy=False)

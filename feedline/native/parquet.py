@@ -20,7 +20,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 9  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 10  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
 
 # For tests: what is read after its last view has died is wrong for certain.
@@ -146,6 +146,40 @@ def read_chunks(cursors: Sequence[Cursor], rows: int) -> Sequence[bool | str | N
     return outcomes
 
 
+# A column chunk to open: the bytes that it lies in, where it begins there, and its bytes; its values, and rows; its
+# codec, of `CODECS`, or -1 for one that the caller decompresses; whether codes are wanted, and how many elements of
+# each list (0: all); kinds of pages, as bits, that are not read here; and its layout: physical, size, lists and max_def
+# as of a `Cursor`, the bytes, 1 or 2, of integers that have fewer than 4 (0: others), and whether offsets of strings,
+# and of lists, have 64 bits.
+ChunkRequest = tuple[Any, int, int, int, int, int, bool, int, int, tuple[int, ...]]
+# A cursor, the entries of its dictionary, the bytes of its codes (0: values), and its pages, if it does not find them.
+OpenedChunk = tuple[Any, int, int, Any]
+
+
+def open_chunks(requests: list[ChunkRequest]) -> list[OpenedChunk | None]:
+    """Open column chunks: find their pages, and take their dictionaries. None: not decoded here.
+
+    Codes are delivered of values that are all codes of a dictionary with less than half as many entries. Lists are cut
+    where they are more than twice as long on average as what is needed of them. The lock is released once.
+    """
+    opened: list[OpenedChunk | None] = _compiled.open_chunks(requests)
+    return opened
+
+
+def take_rows(cursors: Sequence[Cursor], flat: int, rows: int) -> tuple[Any, Any] | list[str | int | None]:
+    """Decode the next `rows` rows of chunks that `open_chunks` opened, to two capsules of Arrow's C
+    data interface, each of a structure of arrays, one of the first `flat` cursors and one of the others. The arrays are
+    those of `Decoded`, codes without a dictionary. The interpreter's lock is released once.
+
+    If any fails, a list instead: for each, a text that says what is wrong with the chunk, the number of rows that there
+    are if they are too few, None for a want of memory, or False. None may have flags (`Cursor.set_flags`).
+    """
+    found: tuple[Any, Any] | list[str | int | None] = _compiled.take_rows(
+        tuple([each.compiled for each in cursors]), flat, rows
+    )
+    return found
+
+
 class Cursor:
     """A position in a column chunk. Rows are appended page by page, and taken.
 
@@ -159,6 +193,13 @@ class Cursor:
 
     def __init__(self, physical: int, size: int, lists: int, max_def: int, *, codes: int, prefix: int = 0) -> None:
         self.compiled = _compiled.Cursor(physical, size, lists, max_def, codes, prefix)
+
+    @classmethod
+    def over(cls, compiled: Any) -> Cursor:
+        """A cursor that `open_chunks` made."""
+        cursor = object.__new__(cls)
+        cursor.compiled = compiled
+        return cursor
 
     def set_source(self, chunk: Any, pages: Any, codec: int) -> None:
         """Give it a chunk whose pages it finds itself. pages: of a `PageTable`; codec: of `CODECS`."""

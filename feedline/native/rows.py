@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 14  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 18  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 # One thread at a time, for stretches of many short calls, which release the interpreter's lock for microseconds each: a
@@ -28,13 +28,14 @@ COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 # one, and together were no faster. Long calls, and whatever reads files, run outside of it.
 TURN = threading.RLock()
 
+_MANY_WORDS = 2**25  # of more, too many are alike in 22 bits
 _FEW = 16  # parts that are found faster by comparing with the start of each than by a search: 14 and 316 us for two
 Array = NDArray[Any]
 # int32 or uint16 [N].
 Codes = NDArray[np.int32] | NDArray[np.uint16]
 # Target (flat), its first value, the distance of its values, values of the same size (or int32 of int64), the code of
-# each; int64 [2], set to the least and the greatest of int64 values, or None.
-CodedTarget = tuple[Array, int, int, Array, Codes, NDArray[np.int64] | None]
+# each, whether the least and the greatest are found, of int64 values.
+CodedTarget = tuple[Array, int, int, Array, Codes, bool]
 
 # Where lengths, offsets and values of a list feature begin in a slot, bytes of a value, where weights begin (-1: none).
 ListPlace = tuple[int, int, int, int, int]
@@ -94,6 +95,74 @@ def slice_values(
     _compiled.slice_values(offsets, values, size, start, sliced, out, order)
 
 
+def sort_words(words: NDArray[np.uint64]) -> None:
+    """Sort words whose high bits are random, in place."""
+    if COMPILED and len(words) < _MANY_WORDS:
+        _compiled.sort_words(words)
+    else:
+        words.sort()
+
+
+def last_events(
+    rows: NDArray[np.int64],
+    known: NDArray[np.int64] | None,
+    pools: NDArray[np.uint32] | None,
+    lasts: NDArray[np.int64],
+    *,
+    tagged: bool,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.uint32] | None]:
+    """The last events of rows: offsets int64 [rows + 1] of their lists, positions int32, and their pools as bits,
+    uint32, if they are to be tagged.
+
+    rows: int64 [3, rows], the first of its events, their end, and the time at which they are known to it. known: int64
+    [events], when each became so (None: all were). pools: uint32 [events], as bits (None: all are in the first). lasts:
+    int64 [pools, rows]: of each pool a row takes so many, at most.
+    """
+    # one row of the events [0, 4), the last two of pool 0, which event 1 is not in, and the last of pool 1, which
+    # event 0 and 3 are in -> positions [2, 3], pools [0b01, 0b11]
+    most = np.minimum(np.maximum(rows[1] - rows[0], 0), lasts.sum(axis=0))
+    room = int(most.sum())
+    offsets, positions = np.empty(rows.shape[1] + 1, np.int64), np.empty(room, np.int32)
+    tags = np.empty(room if tagged else 0, np.uint32)
+    if COMPILED:
+        empty = np.empty(0, np.int64)
+        found = (empty if known is None else known, empty if pools is None else pools)
+        count = _compiled.last_events(rows, *found, lasts, offsets, positions, tags)
+    else:
+        count = _last_events(rows, known, pools, lasts, offsets, positions, tags if tagged else None)
+    return offsets, positions[:count], tags[:count] if tagged else None
+
+
+def _last_events(
+    rows: NDArray[np.int64],
+    known: NDArray[np.int64] | None,
+    pools: NDArray[np.uint32] | None,
+    lasts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    positions: NDArray[np.int32],
+    tags: NDArray[np.uint32] | None,
+) -> int:
+    """As the compiled function."""
+    count = 0
+    offsets[0] = 0
+    for row, (start, stop, at) in enumerate(rows.T.tolist()):
+        events = np.arange(start, stop)
+        events = events if known is None else events[known[events] <= at]
+        of_events = np.ones(len(events), np.uint32) if pools is None else pools[events]
+        taken = np.zeros(len(events), np.uint32)
+        for pool, last in enumerate(lasts[:, row].tolist()):
+            of_pool = np.flatnonzero(of_events >> np.uint32(pool) & np.uint32(1))
+            of_pool = of_pool[max(0, len(of_pool) - last) :]
+            taken[of_pool] |= np.uint32(1 << pool)
+        seen = np.flatnonzero(taken)
+        positions[count : count + len(seen)] = events[seen]
+        if tags is not None:
+            tags[count : count + len(seen)] = taken[seen]
+        count += len(seen)
+        offsets[row + 1] = count
+    return count
+
+
 def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDArray[np.bool_]:
     """bool [lists - 1]: whether each list but the first has the bytes of the one before.
 
@@ -104,9 +173,17 @@ def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDAr
     return equal
 
 
-def digest_views(views: Any, data: tuple[Any, ...], out: NDArray[np.uint64]) -> None:
-    """Set `out` to the digests (see `hashing`) of strings, in the buffers of an Arrow array of string views."""
-    _compiled.digest_views(views, data, out)
+def digest_views(views: Any, data: tuple[Any, ...], out: Array, start: int = 0, buckets: int = 0) -> None:
+    """Set `out` to the digests (see `hashing`) of strings, in the buffers of an Arrow array of string views.
+
+    buckets: if not 0, to mix(digest + start) modulo it. out: of 64-bit integers.
+    """
+    _compiled.digest_views(views, data, out, start, buckets)
+
+
+def digest_strings(offsets: Any, data: Any, size: int, out: Array, start: int = 0, buckets: int = 0) -> None:
+    """As `digest_views`, of strings in the buffers of an Arrow array of strings with offsets of `size` bytes."""
+    _compiled.digest_strings(offsets, data, size, out, start, buckets)
 
 
 def count_codes(codes: Codes, entries: int) -> NDArray[np.int64]:
@@ -129,35 +206,67 @@ def mark_codes(codes: Codes, entries: int) -> NDArray[np.bool_]:
     return marks
 
 
-def has_code(codes: Codes, code: int) -> bool:
-    """Whether a code occurs."""
-    return bool(_compiled.has_code(codes, code)) if COMPILED else bool((codes == code).any())
+def used_extremes(pairs: list[tuple[NDArray[np.int64], Codes | None]]) -> list[tuple[int, int, int, int]]:
+    """Of each table of values, and codes into it (None: all of it), none of them empty: the least and the greatest
+    value of the table, and of those that codes stand for.
+    """
+    if COMPILED:
+        found: list[tuple[int, int, int, int]] = _compiled.used_extremes(pairs)
+        return found
+    used = [table if codes is None else table[mark_codes(codes, len(table))] for table, codes in pairs]
+    return [
+        (int(table.min()), int(table.max()), int(values.min()), int(values.max()))
+        for (table, _), values in zip(pairs, used, strict=True)
+    ]
 
 
-def gather_codes(columns: list[CodedTarget], order: NDArray[np.int32] | None = None) -> None:
-    """Set each column's values to those that its codes stand for.
+def gather_codes(columns: list[CodedTarget], order: NDArray[np.int32] | None = None) -> list[tuple[int, int]]:
+    """Set each column's values to those that its codes stand for. Returns the extremes of the columns that ask for
+    them, which have at least one value.
 
     order: int32 [rows], the row whose values come first, second and so on. Without the compiled function there is none.
     """
     if COMPILED:
-        _compiled.gather_codes(columns, order)
-        return
-    for target, first, step, table, codes, extremes in columns:
+        ends: list[tuple[int, int]] = _compiled.gather_codes(columns, order)
+        return ends
+    found = []
+    for target, first, step, table, codes, is_counted in columns:
         values = target[first : first + step * len(codes) : step]
         values[:] = table[codes]
-        if extremes is not None:
-            extremes[:] = values.min(), values.max()
+        if is_counted:
+            found.append((int(values.min()), int(values.max())))
+    return found
 
 
-def extremes(arrays: Sequence[NDArray[Any]]) -> Sequence[tuple[float, float]]:
-    """The least and the greatest value of each array: of int64, or float32, of which both are NaN if any value is.
+def extremes(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The least and the greatest value of each array, [arrays, 2]: int64 of int64; float64 of float32, of which both
+    are NaN if any value is.
 
-    Arrays have at least one value.
+    Arrays are all of one type, and have at least one value.
     """
-    if not COMPILED:
-        return [(each.min().item(), each.max().item()) for each in arrays]
-    ends: Sequence[tuple[float, float]] = _compiled.extremes(tuple(arrays))
-    return ends
+    out = np.empty((len(arrays), 2), np.float64 if len(arrays) and arrays[0].dtype == np.float32 else np.int64)
+    if COMPILED:
+        _compiled.extremes(tuple(arrays), out)
+    else:
+        for each, pair in zip(arrays, out, strict=True):
+            pair[:] = each.min(), each.max()
+    return out
+
+
+def count_lengths(offsets: Sequence[NDArray[np.int64]], rows: Sequence[int], counts: NDArray[np.int64]) -> list[int]:
+    """Add to a row of `counts`, [R, W], how often each length occurs, for each array of offsets; rows: which one.
+
+    Nothing is added of those of which a list has W elements or more. Returns the longest of each, -1 without lists.
+    """
+    if COMPILED:
+        found: list[int] = _compiled.count_lengths(tuple(offsets), tuple(rows), counts, counts.shape[1])
+        return found
+    lengths = [np.diff(each) for each in offsets]
+    longest = [int(each.max(initial=-1)) for each in lengths]
+    for row, each, most in zip(rows, lengths, longest, strict=True):
+        if 0 <= most < counts.shape[1]:
+            counts[row, : most + 1] += np.bincount(each)
+    return longest
 
 
 def lay_columns(matrix: NDArray[np.float32], columns: Mapping[int, NDArray[np.float32]]) -> None:
@@ -180,13 +289,71 @@ def take_columns(matrix: NDArray[np.float32], numbers: Sequence[int]) -> list[ND
     return columns
 
 
-def write_slot(target: Any, header: bytes, gaps: tuple[tuple[int, int], ...], parts: list[SlotPart]) -> None:
-    """Write a batch into a slot's bytes: its header, zeros in the gaps, and the rows of each part.
+class SlotContent(NamedTuple):
+    """What is written into a slot's bytes: a header, zeros in the gaps, the rows of each part, and bytes at places.
 
     Sections begin at the bytes that the places say; see `loader.encoding.slot`. Rows in another order are gathered.
     Lists are copied, or gathered from codes, with their offsets, which continue from piece to piece, and their lengths.
     """
-    _compiled.write_slot(target, header, gaps, parts)
+
+    header: bytes
+    gaps: tuple[tuple[int, int], ...]
+    parts: list[SlotPart]
+    copies: list[tuple[int, Any]]
+
+
+def write_slot(
+    target: Any,
+    header: bytes,
+    gaps: tuple[tuple[int, int], ...],
+    parts: list[SlotPart],
+    copies: Sequence[tuple[int, Any]] = (),
+) -> None:
+    """Write a batch into a slot's bytes: see `SlotContent`."""
+    _compiled.write_slot(target, header, gaps, parts, list(copies))
+
+
+class SlotQueue(Protocol):
+    """The batches of a ring that are being written, by threads of this process that never take the interpreter's lock.
+
+    Each batch is announced once it and all before it are written: its packet is sent over the connection. `wake`, an
+    eventfd, is written to when all are, or one cannot be. Methods are called by one thread.
+    """
+
+    seconds: float
+    cpu_seconds: float
+
+    def write(
+        self,
+        target: Any,
+        header: bytes,
+        gaps: tuple[tuple[int, int], ...],
+        parts: list[SlotPart],
+        copies: list[tuple[int, Any]],
+        packet: bytes,
+    ) -> None:
+        """Let a thread write a batch, or, if it is small and none is being written, write it now. packet: of READY."""
+
+    def take(self) -> tuple[int, bytes, bool]:
+        """How many batches, after those taken before, are announced, or are to be by the caller; the packets of the
+        latter; and whether the next one could not be written, because a code is out of range. If there are packets,
+        nothing is sent until the caller says so with `hold`."""
+
+    def hold(self, is_held: bool, /) -> None:
+        """Whether batches that are written wait for `take`, since messages before them are not sent."""
+
+    def wait(self) -> None:
+        """Wait until all batches are written."""
+
+    def drop(self) -> int:
+        """Forget all batches, once none is being written; returns how many of those not taken were announced."""
+
+
+def slot_queue(connection: int, wake: int, threads: int) -> SlotQueue:
+    """A queue for a ring whose trainer is at the other end of a connection. Descriptors must outlive it. threads: that
+    write for all queues of this process, at most."""
+    queue: SlotQueue = _compiled.SlotQueue(connection, wake, threads)
+    return queue
 
 
 def parts_of(index: NDArray[np.int64], starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint16]:

@@ -6,11 +6,12 @@ Pure; runs in every process that reads, encodes or writes slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from feedline.dataclass import dataclass
 
 T = TypeVar("T")
 Int32s = NDArray[np.int32]

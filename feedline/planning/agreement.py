@@ -14,9 +14,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError, TableError, TableNotFoundError
 from feedline.loader.launcher import launch_name
 from feedline.warehouse.storage import content_store

@@ -14,7 +14,6 @@ Pure, as `schedule`. Rows belong to the bucket of their list's length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.permutation import random_words
 from feedline.blocks.request import BucketRows, StepShares
+from feedline.dataclass import dataclass
 from feedline.errors import NoStepError, PlanError
 from feedline.planning.interleave import Int64s, Strands, deal_blocks, step_shares
 from feedline.planning.schedule import Block, Cut, Lane, Piece, Schedule, cuts_of

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from typing import Literal
 
 import numpy as np
 
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError
 from feedline.planning.interleave import Int64s
 from feedline.planning.schedule import Block, Cut, Schedule

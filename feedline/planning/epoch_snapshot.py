@@ -13,11 +13,11 @@ import hashlib
 import json
 import re
 import secrets
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, StateError, TableError
 from feedline.warehouse.snapshot.arrived_files import folder_names, seen_files, value_names
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -61,6 +61,11 @@ def split_border(name: str) -> tuple[str, str | None]:
     """Split the name of a snapshot into its id and that of its border, None without one."""
     snapshot, _, border = name.partition(_MARK)
     return snapshot, border or None
+
+
+def window_border(snapshot: str, epoch: int) -> Border:
+    """The border before an epoch that is a window of a snapshot: not decided, and not written."""
+    return Border(id=f"{epoch:032x}", epoch=epoch, snapshot=snapshot, previous="")
 
 
 def save_border(

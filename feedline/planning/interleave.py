@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.blocks.request import StepShares
+from feedline.dataclass import dataclass
 
 Int64s = NDArray[np.int64]
 

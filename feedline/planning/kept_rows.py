@@ -8,7 +8,6 @@ and structs, columns of older types) comes from the reader of blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.planning.source_plan import SourcePlan
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column

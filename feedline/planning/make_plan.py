@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -21,15 +21,18 @@ from feedline.blocks.environment import local_environment
 from feedline.blocks.jobs import batch_schema
 from feedline.blocks.request import Job, ReadEpochs, Runs
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, NoStepError, PlanError, StateError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotColumn, SlotLayout
-from feedline.planning.epoch_snapshot import Border, load_border, split_border
+from feedline.planning.epoch_snapshot import Border, load_border, split_border, window_border
 from feedline.planning.exclusions import named_exclusion
+from feedline.planning.generations import recorded_generations
 from feedline.planning.length_columns import bucket_counts, length_order
 from feedline.planning.plan import Plan
 from feedline.planning.read_columns import ReadColumns, bound_sample, bound_where, require_columns, rows_of
 from feedline.planning.recording import recording_of
+from feedline.planning.short_histories import with_long_histories
 from feedline.planning.source_plan import SourcePlan
 from feedline.planning.table_features import (
     artifact_set_ref,
@@ -86,14 +89,18 @@ def snapshot_names(spec: PipelineSpec, name: str) -> list[str]:
     return names
 
 
-def load_frozen(spec: PipelineSpec, name: str, taken: Sequence[Snapshot] | None = None) -> list[FrozenSource]:
-    """Load what a name stands for, of each source. taken: their snapshots, if these are at hand."""
-    frozen = []
+def load_frozen(
+    spec: PipelineSpec, name: str, taken: Sequence[Snapshot] | None = None, features: str | None = None
+) -> list[FrozenSource]:
+    """Load what a name stands for, of each source. taken: their snapshots, if these are at hand. features: the
+    fingerprint of a run's, whose histories keep their generations as long as their files are there."""
+    frozen, generations = list[FrozenSource](), recorded_generations(spec.work_dir, features)
     for index, (source, source_name) in enumerate(zip(spec.per_source(), snapshot_names(spec, name), strict=True)):
         of_border, rest = split_name(source_name)
         id, border_id = split_border(of_border)
-        snapshot = as_read(source, Snapshot.load(source.work_dir, id)) if taken is None else taken[index]
-        border = None if border_id is None else load_border(source.work_dir, border_id)
+        snapshot = Snapshot.load(source.work_dir, id) if taken is None else taken[index]
+        snapshot = as_read(source, snapshot, generations) if taken is None else snapshot
+        border = border_named(source, id, border_id)
         frozen.append(
             FrozenSource(
                 snapshot=snapshot,
@@ -103,6 +110,19 @@ def load_frozen(spec: PipelineSpec, name: str, taken: Sequence[Snapshot] | None 
             )
         )
     return frozen
+
+
+def border_named(spec: PipelineSpec, snapshot: str, id: str | None) -> Border | None:
+    """The border that a state names. Raises StateError for one of a run that is none of this pipeline's."""
+    if spec.windows is None:
+        return None if id is None else load_border(spec.work_dir, id)
+    if id is None or int(id, 16) >= spec.windows.count:
+        got = "none" if id is None else f"window {int(id, 16):,}"
+        raise StateError(
+            f"the state belongs to another plan: it is of {got}, expected one of the {spec.windows.count:,} windows of "
+            "pipeline.yaml. Use the pipeline.yaml and overrides of the run that saved it"
+        )
+    return window_border(snapshot, int(id, 16))
 
 
 def _snapshot_before(spec: PipelineSpec, border: Border | None) -> Snapshot | None:
@@ -157,9 +177,11 @@ def plan_source(
     Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
     snapshot, selection = frozen.snapshot, frozen.selection
+    if spec.windows is not None:
+        spec = spec.in_window(0 if frozen.border is None else frozen.border.epoch)
     ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec.source, snapshot))
     stored = StoredArtifactSet(ref, newest=artifacts is None)
-    schema = planned_schema(spec, snapshot.schema)
+    schema = planned_schema(spec, snapshot.schema, snapshot.histories)
     features = compile_spec(spec, schema, artifacts=stored)
     refuse_constant_groups(spec, features, snapshot.partition_columns)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
@@ -169,7 +191,8 @@ def plan_source(
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
         selection = count_rows(spec, snapshot, map, frozen.earlier)
-        selection = selection.without(named_exclusion(spec, snapshot) if exclude else None)
+        excluded = named_exclusion(spec, snapshot) if exclude else None
+        selection = selection.without(with_long_histories(spec, snapshot, selection, excluded, map))
     if not int(selection.rows.sum()):
         raise _empty_error(spec, snapshot, where, selection)
     job = Job(
@@ -184,6 +207,7 @@ def plan_source(
         cache=cache_ref(spec.cache) if spec.cache is not None and spec.cache.mode in ("auto", "features") else None,
         auto=read_epochs(spec, columns, snapshot, selection),
         order=order,
+        histories=tuple((history.columns.name, history.version) for history in snapshot.histories),
     )
     return SourcePlan(
         spec=spec,
@@ -272,7 +296,7 @@ def _literal(value: object) -> str:
 
 def column_schema(schema: pa.Schema, columns: ReadColumns) -> bytes:
     """The columns of a schema that blocks read, as a job names them: in Arrow's IPC format."""
-    names = set(columns.columns(schema))
+    names = {*columns.columns(schema), *columns.features.columns}
     return pa.schema([field for field in schema if field.name in names]).serialize().to_pybytes()  # type: ignore[no-any-return]
 
 

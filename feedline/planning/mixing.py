@@ -16,12 +16,12 @@ The sources of a mix share one window: each has the part of it that it has of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from feedline.config.sections import ShuffleSpec
 from feedline.config.source_section import SourceSpec
+from feedline.dataclass import dataclass
 
 DEFAULT_WINDOW_ROWS = 524_288
 # The same with `shuffle.rows: false`.
@@ -40,6 +40,8 @@ _NARROW_BLOCKS = 16
 # Blocks that a source's part of a window is cut into, at least, where they are no smaller than `_SMALLEST_BLOCK_ROWS`.
 _FEWEST_BLOCKS = 4
 _WHOLE = Fraction(1)
+# Of lists of events in a block that ends within a row group.
+_LIST_BYTES = 64 * 2**20
 # Compressed bytes of the default window: its blocks are held, decoded and encoded, all the time.
 _WINDOW_BYTES = 512 * 2**20
 
@@ -75,13 +77,23 @@ class BlockSizes:
     window_rows: int
 
 
-def choose_window(shuffle: ShuffleSpec | None, row_bytes: RowBytes) -> MixingWindow:
-    """The window of a new run: `shuffle.window_rows`, or as many rows by default as are within `_WINDOW_BYTES`."""
+def least_block_rows(list_bytes: int) -> int:
+    """The fewest rows of a block that ends within a row group, which each of its blocks decodes anew. list_bytes: of
+    the lists of events that a row gets."""
+    return max(1, min(_SMALLEST_BLOCK_ROWS, _LIST_BYTES // max(list_bytes, 1)))
+
+
+def choose_window(shuffle: ShuffleSpec | None, row_bytes: RowBytes, lanes: int = 1) -> MixingWindow:
+    """The window of a new run: `shuffle.window_rows`, `window_share` of each lane's rows, or as many rows by default as
+    are within `_WINDOW_BYTES`."""
     if shuffle is None:
         return MixingWindow(rows=0, blocks=0)
     if not shuffle.rows:
         return MixingWindow(rows=shuffle.window_rows or _DEFAULT_BLOCK_ROWS, blocks=1)
     rows = shuffle.window_rows
+    if shuffle.window_share is not None:
+        # of 1,000 rows in 10 lanes a tenth: 10 in each, which `block_sizes` makes of 25
+        rows = max(1, int(shuffle.window_share * row_bytes.rows / min(lanes, FULL_LANES)))
     if rows is None:
         rows = DEFAULT_WINDOW_ROWS
         while rows > 1 and rows * row_bytes.stored > _WINDOW_BYTES:

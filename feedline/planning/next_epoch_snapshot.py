@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.errors import (
     CorruptFileError,
     FeedlineError,

@@ -7,15 +7,17 @@ is read. Nulls that footers do not count (within lists, in files without statist
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import not_null
+from feedline.planning.histories import list_columns
 from feedline.planning.read_columns import ReadColumns
 from feedline.transforms.compile.null_probe import null_leaks
 from feedline.warehouse.selection.null_counts import AbsentColumn, absent_columns, null_counts
@@ -80,6 +82,7 @@ def find_gaps(
     """The gaps of the selected rows. `rows`: int64, per row group; negative where they were not counted."""
     features = columns.features
     names = dict.fromkeys(name for output in features.outputs if output.group != "extra" for name in output.reads)
+    names = {name: None for name in names if name not in list_columns(columns.spec)}
     counts = null_counts(snapshot, names, rows, where)
     nulls = []
     for leak in null_leaks(features, counts):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from feedline.blocks.environment import Environment, environment_text
 from feedline.blocks.request import BlockRequest, Job
 from feedline.config import PipelineSpec
 from feedline.config.features import FeatureSpec, OnExpect
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, PlanError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import PLAN_VERSION, rebased_state
@@ -62,7 +63,7 @@ class Plan:
     @classmethod
     def of(cls, spec: PipelineSpec, sources: Sequence[SourcePlan], window: MixingWindow | None = None) -> Plan:
         """The plan of these sources. window: of the run that is continued (None: of a new run, which bytes choose)."""
-        window = window or choose_window(spec.shuffle, _row_bytes(sources))
+        window = window or choose_window(spec.shuffle, _row_bytes(sources), sources[0].lanes)
         return cls(spec=spec, sources=tuple(each.with_window(window) for each in sources), window=window)
 
     def with_window(self, window: MixingWindow | None) -> Plan:
@@ -336,7 +337,8 @@ def _row_bytes(sources: Sequence[SourcePlan]) -> RowBytes:
     """The bytes of a row of all sources together, by which their window is chosen: of the widest, and of a mean one."""
     every, total = [(each.whole or each).row_bytes for each in sources], sum(each.share for each in sources)
     stored = [float(each.share / total) * own.stored for each, own in zip(sources, every, strict=True)]
-    return RowBytes(selected=max(each.selected for each in every), stored=sum(stored))
+    rows = sum(each.rows for each in every)
+    return RowBytes(selected=max(each.selected for each in every), stored=sum(stored), rows=rows)
 
 
 def _pass_steps(plan: SourcePlan) -> int:

@@ -6,17 +6,19 @@ Runs in: the feeder, the CLI, `Pipeline`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pyarrow as pa
 
 from feedline.config import PipelineSpec
 from feedline.config.source_section import SourceSpec
 from feedline.config.yaml_document import Path
+from feedline.dataclass import dataclass
 from feedline.errors import ExpressionError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.column_parts import has_column
-from feedline.planning.table_features import compile_spec, planned_schema
+from feedline.planning.histories import list_columns, stored_columns
+from feedline.planning.table_features import compile_spec, grouped_features, planned_schema
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, source_names
@@ -83,6 +85,7 @@ class ReadColumns:
     `shuffle.by` and `weights`, the column whose lengths decide, and the row key. marks: conditions that recognise rows
     which fits have seen."""
 
+    spec: PipelineSpec
     features: CompiledFeatures
     where: BoundExpression | None
     sample: BoundSample | None
@@ -102,7 +105,7 @@ class ReadColumns:
         shuffle = () if spec.shuffle is None else (spec.shuffle.by, spec.shuffle.weights)
         ordering = [name for name in (*shuffle, spec.batch.lengths) if name is not None]
         keys = (*ordering, *(spec.source.row_key or ()))
-        return cls(features=features, where=where, sample=sample, keys=keys, marks=marks)
+        return cls(spec=spec, features=features, where=where, sample=sample, keys=keys, marks=marks)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
         """The columns that blocks read, each once; partition keys may be among them. `sample_weight` is one of them
@@ -122,13 +125,17 @@ class ReadColumns:
     def _unique(self, names: Sequence[Sequence[str]], schema: pa.Schema) -> tuple[str, ...]:
         generated = self.sample is not None and not has_column(schema, SAMPLE_WEIGHT)
         not_read = {SAMPLE_WEIGHT} if generated else set()
-        return tuple(dict.fromkeys(name for each in names for name in each if name not in not_read))
+        stored = stored_columns(self.spec, [name for each in names for name in each])
+        return tuple(name for name in stored if name not in not_read)
 
 
 def read_columns_of(spec: PipelineSpec, schema: pa.Schema) -> ReadColumns:
     """The columns that a run reads from a table of this schema. Raises SpecError as `make_plan` does."""
-    where = bound_where(spec, schema)
-    return ReadColumns.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
+    where, lists = bound_where(spec, schema), list_columns(spec)
+    own = [feature for feature in grouped_features(spec) if feature.history is None]
+    features = compile_spec(spec, planned_schema(spec, schema), own)
+    columns = ReadColumns.of(spec, features, where, bound_sample(spec, schema))
+    return replace(columns, keys=(*columns.keys, *stored_columns(spec, lists)))
 
 
 def require_columns(

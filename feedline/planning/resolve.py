@@ -30,8 +30,9 @@ from feedline.loader.wire.facts import Hello
 from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.epoch_schedule import PassPlace
-from feedline.planning.epoch_snapshot import load_border, split_border
+from feedline.planning.epoch_snapshot import Border, load_border, split_border, window_border
 from feedline.planning.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
+from feedline.planning.generations import explain_generations, record_generations
 from feedline.planning.length_columns import bucket_counts
 from feedline.planning.make_plan import (
     FrozenSource,
@@ -174,6 +175,7 @@ def resolve_hello(
         name = _name_at(spec, hello.snapshot, hello.epoch, lanes=lanes, start=start, map=map)
         if name != hello.snapshot:
             plan_id = window = None  # they are of another epoch
+            features = None if spec.histories and spec.windows is None else features  # a new generation joins there
     else:
         name, taken = _agreed_snapshots(spec, start, map, epoch=hello.epoch or 0)
     plans = [each for each in plans if (each.snapshot_name, each.lanes) == (name, lanes)]
@@ -184,7 +186,7 @@ def resolve_hello(
         if alike is not None:
             frozen = [FrozenSource.of(each) for each in alike.sources]
         else:
-            frozen = load_frozen(spec, name, taken)
+            frozen = load_frozen(spec, name, taken, features)
         plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, start=start, features=features)
         plan = plan_column_group(plan, hello.column_group)
         artifacts = [job.artifacts for job in plan.jobs]
@@ -198,7 +200,8 @@ def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map
     """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
-    frozen, lanes, features = load_frozen(spec, fields["snapshot"]), fields["lanes"], fields["features"]
+    lanes, features = fields["lanes"], fields["features"]
+    frozen = load_frozen(spec, fields["snapshot"], features=features)
     plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, features=features)
     plan = plan.with_window(_window_of(fields))
     _refuse_other_plan(plan, fields)
@@ -217,8 +220,9 @@ def resolve_next(spec: PipelineSpec, plan: Plan, *, fit: Fit, map: Map | None = 
         raise PlanError(f"epoch {plan.epoch + 1} cannot begin yet: {error}. Ask again later") from None
     if name == plan.snapshot_name:
         return None
-    features = plan.features_fingerprint
-    after = resolve_frozen(spec, load_frozen(spec, name), lanes=plan.lanes, fit=fit, map=map, features=features)
+    features = None if spec.histories and spec.windows is None else plan.features_fingerprint
+    frozen = load_frozen(spec, name, features=features)
+    after = resolve_frozen(spec, frozen, lanes=plan.lanes, fit=fit, map=map, features=features)
     _refuse_other_plan(after, {"features": features})
     return after
 
@@ -256,6 +260,16 @@ def refuse_rebase(spec: PipelineSpec) -> None:
         raise StateError(
             "a run that draws rows by weight cannot be rebased: got shuffle.weights, by which a delivered row may come "
             "again. Continue on the state's snapshot, or begin the next epoch on the table as it is now"
+        )
+    if any(feature.min_history for feature in spec.features):
+        raise StateError(
+            "a run that leaves short histories out cannot be rebased: got min_history. Continue on the state's "
+            "snapshot, or start a new run on the table as it is now"
+        )
+    if spec.windows is not None:
+        raise StateError(
+            "a run whose epochs are windows cannot be rebased in one: got windows, whose rows times alone tell apart. "
+            "Continue on the state's snapshot, or start a new run on the table as it is now"
         )
     for each in spec.per_source():
         follow = each.source.follow
@@ -304,6 +318,7 @@ def resolve_frozen(
 
     snapshots = [each.snapshot for each in frozen]
     plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshots), start=start, features=features)
+    record_generations(plan)
     return _with_recorded_types(plan)
 
 
@@ -313,7 +328,7 @@ def resolve_snapshots(
     """The plan of a new run on the snapshot of each source, with every artifact that its features need; of its first
     epoch, where a table is followed."""
     frozen = [
-        FrozenSource(snapshot=snapshot, border=None if each.source.follow is None else first_border(each, snapshot, 0))
+        FrozenSource(snapshot=snapshot, border=None if not each.is_followed else _begin_border(each, snapshot, 0))
         for each, snapshot in zip(spec.per_source(), snapshots, strict=True)
     ]
     return resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map)
@@ -342,12 +357,23 @@ def _agreed_snapshots(
     def take() -> str:
         taken.append(snapshots := current_snapshots(spec, map=map))
         return ",".join(
-            snapshot.id if each.source.follow is None else first_border(each, snapshot, epoch).name
+            snapshot.id if not each.is_followed else _begin_border(each, snapshot, epoch).name
             for each, snapshot in zip(spec.per_source(), snapshots, strict=True)
         )
 
     name = choose_once(start, spec.work_dir, take)
     return name, next(iter(taken), None)
+
+
+def _begin_border(spec: PipelineSpec, snapshot: Snapshot, epoch: int) -> Border:
+    """The border before the first epoch of a run. Raises PlanError where there is no window for it."""
+    if spec.windows is None:
+        return first_border(spec, snapshot, epoch)
+    if epoch >= spec.windows.count:
+        raise PlanError(
+            f"epoch {epoch} has no window: expected one of {spec.windows.count:,}. Name a later windows.until"
+        )
+    return window_border(snapshot.id, epoch)
 
 
 def _name_at(
@@ -360,6 +386,11 @@ def _name_at(
     names = []
     for each, own in zip(spec.per_source(), snapshot_names(spec, name), strict=True):
         _, border_id = split_border(split_name(own)[0])
+        if each.windows is not None:
+            if epoch >= each.windows.count:
+                return name
+            names.append(window_border(split_border(own)[0], epoch).name)
+            continue
         if border_id is None or each.source.follow is None:
             names.append(own)
             continue
@@ -414,7 +445,8 @@ def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:
     if spec.source_name is not None:
         return plan  # of one source alone, while serving has the pipeline's features
     with contextlib.suppress(FeedlineError, OSError):
-        schema = served_schema(spec, [each.snapshot.schema for each in plan.sources])
+        tables = [each.snapshot for each in plan.sources]
+        schema = served_schema(spec, [table.schema for table in tables], tables[0].histories)
         save_types(artifacts_dir(spec), artifact_set_key(spec), schema, fill=fill)
     return plan
 
@@ -452,4 +484,6 @@ def _refuse_other_plan(plan: Plan, state: Mapping[str, Any]) -> None:
         if theirs is not None and theirs != mine:
             if key == "plan" and not plan.names:
                 remedy = explain_exclusion(plan.source, theirs) or remedy
+            if key == "features":
+                remedy = explain_generations(plan, theirs) or remedy
             raise StateError(f"the state belongs to another {key}: got {theirs}, expected {mine}. {remedy}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.permutation import permutation, random_words
 from feedline.blocks.request import BucketRows, StepShares
+from feedline.dataclass import dataclass
 from feedline.errors import NoStepError, PlanError
 from feedline.planning.interleave import Int64s, Strands, deal_blocks, step_shares
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from feedline.blocks.environment import Environment
 from feedline.blocks.request import BlockDraws, BlockRequest, Job, PieceDraws, PieceRequest
 from feedline.config import PipelineSpec
 from feedline.config.chosen_features import column_group_name
+from feedline.dataclass import dataclass
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
@@ -26,6 +27,7 @@ from feedline.loader.state import PLAN_VERSION
 from feedline.loader.wire.facts import BadFileFacts
 from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.epoch_snapshot import Border
+from feedline.planning.histories import list_bytes, stored_columns
 from feedline.planning.length_columns import length_facts
 from feedline.planning.mixing import (
     BlockSizes,
@@ -33,6 +35,7 @@ from feedline.planning.mixing import (
     RowBytes,
     block_sizes,
     choose_window,
+    least_block_rows,
     shuffle_facts,
 )
 from feedline.planning.nulls import Gaps, find_gaps
@@ -87,11 +90,12 @@ class SourcePlan:
 
     @cached_property
     def row_bytes(self) -> RowBytes:
-        """The compressed bytes that blocks read per row."""
+        """The compressed bytes that blocks read per row; of lists of histories, what they take at most."""
         kept = self.selection.rows > 0
         nbytes, rows = int(self.row_group_bytes[kept].sum()), int(self.selection.rows.sum())
         stored = int(self.snapshot.rows_per_row_group[kept].sum())
-        return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1), rows=rows)
+        lists = list_bytes(self.features.features)
+        return RowBytes(selected=nbytes / max(rows, 1) + lists, stored=nbytes / max(stored, 1) + lists, rows=rows)
 
     def require_fitted(self) -> None:
         """Raise SpecError, with the command that helps, where a feature has no artifact."""
@@ -131,7 +135,7 @@ class SourcePlan:
         """Compressed bytes that blocks read, per row group; the filter's columns count only where rows are filtered. A
         struct counts as a whole, whichever of its fields are read."""
         marking = [part for mark in self._read_columns.marks for part in mark.parts]
-        read = frozenset([*self.features.parts, *self.job.kept_columns, *marking])
+        read = frozenset(stored_columns(self.spec, [*self.features.parts, *self.job.kept_columns, *marking]))
         whole = self.selection.kept_rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
         needs = deciding_parts(self.selection.proofs, self.where, self.sample, whole=whole, weigh=weigh)
@@ -144,13 +148,17 @@ class SourcePlan:
     @cached_property
     def window(self) -> MixingWindow:
         """The rows that a lane mixes."""
-        return self.run_window or choose_window(self.spec.shuffle, (self.whole or self).row_bytes)
+        return self.run_window or choose_window(self.spec.shuffle, (self.whole or self).row_bytes, self.lanes)
 
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
         row_bytes, shuffle = (self.whole or self).row_bytes, self.spec.shuffle
-        return block_sizes(self.spec.source, shuffle, self.lanes, self.window, row_bytes, self.share)
+        sizes = block_sizes(self.spec.source, shuffle, self.lanes, self.window, row_bytes, self.share)
+        if self.snapshot.histories:
+            lists = list_bytes((self.whole or self).features.features)
+            sizes = replace(sizes, block_rows=max(sizes.block_rows, least_block_rows(lists)))
+        return sizes
 
     @cached_property
     def splits(self) -> Splits:
@@ -189,7 +197,11 @@ class SourcePlan:
     @property
     def features_fingerprint(self) -> str:
         """A digest of everything that decides what a row becomes, in all features of the pipeline."""
-        return (self.whole or self).features.fingerprint[:32]
+        fingerprint = (self.whole or self).features.fingerprint
+        if self.snapshot.histories:
+            content = [fingerprint, *sorted(history.version for history in self.snapshot.histories)]
+            fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return fingerprint[:32]
 
     @property
     def needs_artifacts(self) -> bool:
@@ -226,7 +238,7 @@ class SourcePlan:
             first_step=0 if rest is None else rest.first_step,
             salt=self.salt if rest is None else (*self.salt, rest.id),
             shares=self.spec.batch.balance is not None,
-            cut_splits=self.weights is not None,
+            cut_splits=self.weights is not None or bool(self.snapshot.histories),
             **options,
         )
 
@@ -288,6 +300,7 @@ def fingerprint_facts(plan: SourcePlan) -> dict[str, Any]:
         **length_facts(plan.spec.batch),
         **({} if plan.weights is None else {"weights": [plan.weights.column, DRAWS_VERSION]}),
         **({} if plan.spec.source.follow is None else {"follow": plan.spec.source.follow.epoch}),
+        **({} if not plan.snapshot.histories else {"cut": True, "block_rows": plan.sizes.block_rows}),
     }
     if plan.sample is not None:
         facts["sample"] = plan.sample.sample.to_json()

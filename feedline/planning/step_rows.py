@@ -7,7 +7,7 @@ its pieces, laid end to end and put into their order. Only an order that a colum
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from feedline.blocks.permutation import permutation
 from feedline.blocks.request import RowOrder
 from feedline.blocks.row_order import group_draws, order_values, ordered_rows
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError
 from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.plan import Plan

@@ -6,6 +6,7 @@ Runs in: the feeder, the CLI, `Pipeline`. Compiling may read artifacts.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from feedline.config.features import FeatureSpec, canonical_json
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import has_column
 from feedline.expressions.types import nearest
+from feedline.planning.histories import stored_columns
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.compile.dedup_groups import assign_groups, named_columns, refuse_empty_groups
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
@@ -24,6 +26,7 @@ from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.reading.sample import Sample, with_weight
+from feedline.warehouse.snapshot.history_ref import HistoryRef, with_lists
 from feedline.warehouse.storage.locations import below
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -126,8 +129,8 @@ def _feature_name(fit: FitRequest) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
-    """The columns that features may name: the table's and, with a sample, `sample_weight`.
+def planned_schema(spec: PipelineSpec, schema: pa.Schema, histories: Sequence[HistoryRef] = ()) -> pa.Schema:
+    """The columns that features may name: the table's, with a sample `sample_weight`, and lists of histories.
 
     Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample,
     and where a deduplicated group names a column that is not there.
@@ -146,14 +149,14 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
                 remedy = nearest(name, planned.names) or ". Remove it"
                 message = f"unknown column: got {name!r}, expected a column of the table{remedy}"
                 raise spec.error((*group.path, "columns"), message)
-    return planned
+    return with_lists(planned, histories)
 
 
-def served_schema(spec: PipelineSpec, schemas: Sequence[pa.Schema]) -> pa.Schema:
+def served_schema(spec: PipelineSpec, schemas: Sequence[pa.Schema], histories: Sequence[HistoryRef] = ()) -> pa.Schema:
     """The columns of the tables (of each source), with their types, that serving may name: of several tables first
     those that the pipeline's own features read there, then all others."""
     specs = spec.per_source()
-    planned = [planned_schema(each, schema) for each, schema in zip(specs, schemas, strict=True)]
+    planned = [planned_schema(each, schema, histories) for each, schema in zip(specs, schemas, strict=True)]
     if len(planned) == 1:
         return planned[0]
     fields: dict[str, pa.Field] = {}
@@ -187,9 +190,10 @@ def grouped_features(spec: PipelineSpec) -> tuple[FeatureSpec, ...]:
     """The spec's features, each with the deduplicated group that it belongs to."""
     if not spec.dedup:
         return spec.features
-    features = assign_groups(spec.features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
+    stored = partial(stored_columns, spec)
+    features = assign_groups(spec.features, spec.dedup, out_of_fold=spec.fit.out_of_fold, stored=stored)
     try:
-        refuse_empty_groups(features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
+        refuse_empty_groups(features, spec.dedup, out_of_fold=spec.fit.out_of_fold, stored=stored)
     except OpError as error:
         raise spec.error(error.path, error.message) from error
     return features

@@ -16,6 +16,7 @@ from feedline.config import PipelineSpec
 from feedline.config.cache_section import CacheSpec
 from feedline.config.source_section import LOG, SourceSpec, parse_type
 from feedline.errors import FeedlineError, PlanError, TableError
+from feedline.planning.histories import with_histories
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
@@ -92,10 +93,11 @@ def landed_listing(spec: PipelineSpec) -> Listing:
     return landing.listing
 
 
-def as_read(spec: PipelineSpec, snapshot: Snapshot) -> Snapshot:
-    """The snapshot, whose files are read by the pipeline's decoder and through its cache of sources."""
+def as_read(spec: PipelineSpec, snapshot: Snapshot, generations: Mapping[str, str] | None = None) -> Snapshot:
+    """The snapshot, whose files are read by the pipeline's decoder and through its cache of sources, and whose rows get
+    lists of events from its histories. generations: see `with_histories`."""
     cache = cache_ref(spec.cache) if spec.cache is not None and spec.cache.mode == "source" else None
-    return replace(snapshot, decoder=spec.source.decoder, source_cache=cache)
+    return with_histories(spec, replace(snapshot, decoder=spec.source.decoder, source_cache=cache), generations)
 
 
 def cache_ref(cache: CacheSpec) -> CacheRef:

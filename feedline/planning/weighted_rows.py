@@ -9,7 +9,7 @@ N * q * 2^e / W times of N on average, whatever the scales of row groups: their 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import polars as pl
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from feedline.blocks.permutation import random_words
 from feedline.blocks.request import Draws
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.errors import NoStepError
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.row_weights import EXACT, can_weigh, quanta_of

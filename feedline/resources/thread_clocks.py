@@ -24,7 +24,11 @@ _POOL_SEARCHES_S = 1.0
 def contended_s() -> float:
     """Seconds for which the calling thread was ready to run, but other threads had the CPUs; 0 where it is unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):  # no Linux, or one without these counts
-        return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
+        descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY)  # twice a block: a Path takes 30 us
+        try:
+            return int(os.read(descriptor, 100).split()[1]) / 1e9
+        finally:
+            os.close(descriptor)
     return 0.0
 
 

@@ -10,8 +10,10 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
+
+from feedline.dataclass import dataclass
 
 # Rates are means over so many seconds, and over so many times a block's.
 _SPAN_S, _SPAN_BLOCKS = 10.0, 5

@@ -16,7 +16,6 @@ import ipaddress
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 
 Role = Literal["scheduler", "worker", "client"]

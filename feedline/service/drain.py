@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.ring.client import FeederClient, Slot

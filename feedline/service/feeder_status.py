@@ -255,22 +255,20 @@ class StatusGatherer:
 
     def _publish_ranks(self) -> None:
         cluster, dask = self._cluster, self._cluster.dask
-        workers, threads = (0, 0) if cluster.packed else (1, cluster.threads())
-        if cluster.packed and dask is not None:
-            size = dask.size()
-            workers, threads = size.workers, size.threads
+        size = cluster.size()
         connection = None if dask is None else dask.connection
         self.status = replace(
             self.status,
             now_s=time.time(),
+            form=cluster.form,
             cpu_s=time.process_time(),
-            workers=workers,
-            threads=threads,
+            workers=size.workers,
+            threads=size.threads,
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
             lost=0 if connection is None else connection.lost,
             regained=0 if connection is None else connection.regained,
             decisions=self._decisions.last(),
-            dashboard=cluster.dashboard if dask is not None or cluster.door is not None else None,
+            dashboard=cluster.dashboard,
         )
 
     def _described(self, plan: Plan) -> PlanStatus:

@@ -6,10 +6,11 @@ blocks wait for it, and beyond all of it workers idle. Larger blocks are fewer t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from feedline.config.sections import ShuffleSpec
 from feedline.config.source_section import SourceSpec
+from feedline.dataclass import dataclass
 from feedline.planning.mixing import RowBytes, block_sizes, choose_window
 
 # Blocks that a scheduler handles per second, measured with `benchmarks/scale.py --real`: 2.5 ms of CPU time each.

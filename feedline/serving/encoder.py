@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -25,12 +25,16 @@ from feedline.artifacts.type_records import load_types
 from feedline.blocks.jobs import batch_schema
 from feedline.config import PipelineSpec
 from feedline.config.features import GROUPS, FeatureSpec
+from feedline.config.histories import HistoryRead
+from feedline.config.yaml_document import unknown_message
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, SpecError
 from feedline.expressions.extraction import project
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
+from feedline.planning.histories import event_columns, stored_columns
 from feedline.planning.table_features import (
     artifact_set_key,
     artifact_set_ref,
@@ -53,7 +57,10 @@ from feedline.serving.stacks import STACKED_ROWS, Stack, stack
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.compile.dedup_groups import named_columns
 from feedline.transforms.values.arrays import Column
+from feedline.warehouse.histories.join import HistoryJoin
+from feedline.warehouse.histories.memory_events import MemoryEvents
 from feedline.warehouse.parquet.schemas import relabel, storage_rows, storage_schema
+from feedline.warehouse.reading.columns import expand_series
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -66,6 +73,7 @@ Rows: TypeAlias = (
 )
 Frame: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame
 
+NO_EVENTS: Mapping[str, Rows] = {}
 _SINGLE = (type(None), str, bytes, bool, int, float, Decimal, date, datetime, time, timedelta, np.generic, Mapping)
 _EXPECTED = "Arrow, Polars or pandas, columns by name, a list of dicts, or one dict of one row's values"
 
@@ -251,23 +259,60 @@ class Serving:
         self._schema: BatchSchema | None = None
         self._lock = threading.Lock()
 
-    def encode(self, rows: Rows) -> tuple[EncodedRows, BatchSchema]:
-        """Encode rows; returns them with their columns.
+    def encode(self, rows: Rows, histories: Mapping[str, Rows] = NO_EVENTS) -> tuple[EncodedRows, BatchSchema]:
+        """Encode rows; returns them with their columns. histories: the events of each, of which rows get lists.
 
         Raises SpecError if a column is missing or of a kind that the features do not take; DataError, with its `row` if
         known, for nulls, values that cannot be computed, and columns and values that do not fit the types of training.
         """
-        frame = frame_of(rows, self._training_types())
+        frame = self._with_lists(frame_of(rows, self._training_types()), histories)
         form = self.form(frame.schema)
         return encode(form.compute(frame), form.columns), form.columns
 
-    def transform(self, rows: Rows) -> Encoded:
+    def transform(self, rows: Rows, histories: Mapping[str, Rows] = NO_EVENTS) -> Encoded:
         """Encode rows and expose them under the names of a batch; errors name the row."""
         try:
-            encoded, columns = self.encode(rows)
+            encoded, columns = self.encode(rows, histories)
         except DataError as error:
             raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
         return Encoded(schema=columns, encoded=encoded)
+
+    def _with_lists(self, frame: Frame, histories: Mapping[str, Rows]) -> Frame:
+        """The rows, with lists of the events that they see, unless they have them. Raises SpecError where events are
+        missing, or do not fit."""
+        for name in histories:
+            if name not in self._spec.histories:
+                raise SpecError(unknown_message("history", name, self._spec.histories))
+        reads: dict[str, list[HistoryRead]] = {}
+        names = frame.columns if isinstance(frame, pl.DataFrame) else frame.schema.names
+        for feature in self.features:
+            if feature.history is not None and feature.history.name not in names:
+                reads.setdefault(feature.history.history, []).append(feature.history)
+        if not reads:
+            return frame
+        rows = frame if isinstance(frame, pl.DataFrame) else project(frame, names)
+        for name, own in reads.items():
+            if name not in histories:
+                raise SpecError(
+                    f"features read history {name!r}, which was not passed: got the histories "
+                    f"{', '.join(histories) or 'none'}. Pass its events, `histories={{{name!r}: events}}`"
+                )
+            if isinstance(histories[name], list | dict) and not histories[name]:  # no events, and so no columns
+                rows = rows.with_columns(self._empty_lists(own, rows.height))
+                continue
+            events = frame_of(histories[name], pa.schema([]))
+            table = events.to_arrow() if isinstance(events, pl.DataFrame) else pa.table(events)
+            columns = event_columns(name, self._spec.histories[name])
+            join = HistoryJoin(columns, own, rows.to_arrow().schema, table.schema)
+            lists, values = join.join(MemoryEvents(table, columns), rows)
+            rows = rows.with_columns([expand_series(each, values[each.name]) for each in lists])
+        return rows
+
+    def _empty_lists(self, reads: Sequence[HistoryRead], height: int) -> list[pl.Series]:
+        """A column of empty lists for each read, of the type that it had in training."""
+        types = self._training_types()
+        kinds = [types.field(read.name).type if read.name in types.names else pa.list_(pa.null()) for read in reads]
+        return [pl.Series(read.name, pa.array([[]] * height, kind)) for read, kind in zip(reads, kinds, strict=True)]
 
     def schema(self, tables: Callable[[], Sequence[pa.Schema]]) -> BatchSchema:
         """Columns of a batch of all groups, from the types of training or, without a record, from the tables'.
@@ -309,6 +354,7 @@ class Serving:
         """The recorded columns of training; empty without a record."""
         if self._types is None:
             used = set().union(*map(named_columns, self.features))
+            used.update(stored_columns(self._spec, used))
             self._types = load_types(artifacts_dir(self._spec), artifact_set_key(self._spec), used) or pa.schema([])
         return self._types
 

@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, DataError, SpecError, TableError, TableNotFoundError
 from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.serving.encoder import Serving

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from feedline.artifacts.type_records import FOLDER, save_types
 from feedline.blocks.environment import environment_differences, local_environment
 from feedline.config import PipelineSpec
 from feedline.config.features import FeatureInput, FeatureSpec, OpCall
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, DataError, SpecError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.encoded_rows import arrow_table
@@ -41,7 +42,8 @@ from feedline.planning.read_columns import bound_sample, bound_where
 from feedline.planning.table_features import artifact_set_key, artifacts_dir, served_schema
 from feedline.serving.encoder import Serving
 from feedline.transforms.ops import bind
-from feedline.warehouse.reading.read import ReadRequest, read_fragment
+from feedline.warehouse.histories.joined_rows import read_rows
+from feedline.warehouse.reading.read import ReadRequest
 from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.selection.select import screened_splits
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -208,7 +210,7 @@ def first_rows_of_splits(
     tables = [target.empty_table()]
     for fragment in screened_splits(snapshot, where, sample, _spread):
         remaining = ROWS_OF_SPLIT
-        chunks = read_fragment(fragment, ReadRequest(columns, schema, where, sample=sample, chunk_rows=_CHUNK_ROWS))
+        chunks = read_rows(fragment, ReadRequest(columns, schema, where, sample=sample, chunk_rows=_CHUNK_ROWS))
         for _, chunk in zip(range(_CHUNKS), chunks, strict=False):
             table = chunk.frame.head(remaining).to_arrow()
             tables.append(pa.table([table[name].cast(target.field(name).type) for name in columns], schema=target))
@@ -309,7 +311,10 @@ def record(spec: PipelineSpec, snapshots: Sequence[Snapshot]) -> GoldenVectors |
     Returns the vectors, the existing ones if nothing has changed. Returns None, and deletes existing vectors, if
     `fit.golden` is `none`, nothing is served, or no row suits all features.
     """
-    folder, schema = artifacts_dir(spec), served_schema(spec, [snapshot.schema for snapshot in snapshots])
+    folder, schema = (
+        artifacts_dir(spec),
+        served_schema(spec, [snapshot.schema for snapshot in snapshots], snapshots[0].histories),
+    )
     request = artifact_set_key(spec)
     save_types(folder, request, schema)
     serving = Serving(spec, types=schema)

@@ -7,13 +7,14 @@ is left to the pass over all features, whose error names the feature and the row
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from feedline.config.features import FeatureInput, FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.expressions.extraction import project
 from feedline.serving.request_types import convert
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features

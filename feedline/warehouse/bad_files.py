@@ -10,13 +10,14 @@ files and then raises BadFilesFoundError with all bad ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.reading.fragment import Fragment

@@ -8,7 +8,6 @@ is a field of the reader, as Dask does not push filters into `from_map`. A parti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import dask
@@ -16,6 +15,7 @@ import dask.dataframe as dd
 import pandas as pd
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.expressions.column_parts import source_columns
 from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import ReadRequest, read_arrow

@@ -8,12 +8,13 @@ out. A *problem* is anything else that would stop a run (encrypted, no permissio
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.progress import report_progress, track

@@ -339,9 +339,9 @@ def parts(draw: st.DrawFn) -> list[tuple[DictionaryFrame, pl.DataFrame]]:
             ]
         )  # fmt: skip
         coded = draw(st.sets(st.sampled_from("ab")))
-        dictionary = pl.Series(values, dtype=pl.String)
+        dictionary = pl.Series(values, dtype=pl.String).to_arrow()
         frame = pl.DataFrame([(flat if "a" in coded else rows["a"]), (nested if "b" in coded else rows["b"]), plain])
-        found.append((DictionaryFrame(frame, {name: dictionary.alias(name) for name in sorted(coded)}), rows))
+        found.append((DictionaryFrame(frame, dict.fromkeys(sorted(coded), dictionary)), rows))
     return found
 
 
@@ -352,3 +352,14 @@ def test_joined_parts_are_their_rows(cases: list[tuple[DictionaryFrame, pl.DataF
     expected = pl.concat([rows for _, rows in cases])
     assert joined.expand().select("a", "b", "c").equals(expected)
     assert set(joined.dictionaries) == set.intersection(*(set(frame.dictionaries) for frame, _ in cases))
+
+
+@pytest.mark.parametrize(("entries", "kind"), [(30_000, pl.UInt16), (40_000, pl.Int32)])
+def test_joined_codes_stay_narrow_while_their_dictionary_allows_it(entries: int, kind: type[pl.DataType]):
+    """Of rows that are a slice of others', too."""
+    values = [[f"{part}.{entry}" for entry in range(entries)] for part in range(2)]
+    codes = pl.DataFrame({"a": [[9], [entries - 1, 0], [7]]}, schema={"a": pl.List(pl.UInt16)})
+    joined = join_coded([DictionaryFrame(codes[1:], {"a": pa.array(part, pa.large_string())}) for part in values])
+    assert joined.frame.schema == {"a": pl.List(kind)}
+    last = entries - 1
+    assert joined.expand()["a"].to_list() == [[f"0.{last}", "0.0"], ["0.7"], [f"1.{last}", "1.0"], ["1.7"]]

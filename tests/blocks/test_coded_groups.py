@@ -217,7 +217,7 @@ def coded_frames(draw: st.DrawFn) -> tuple[DictionaryFrame, list[int]]:
         own = st.none() | st.lists(one, max_size=2) if lists else one
         drawn = draw(st.lists(own, min_size=height, max_size=height))
         series.append(pl.Series(name, drawn, pl.List(code) if lists else code))
-        dictionaries[name] = pl.Series(name, values, kind)
+        dictionaries[name] = pl.Series(name, values, kind).to_arrow()
     series.append(pl.Series("plain", draw(st.lists(st.integers(0, 1), min_size=height, max_size=height)), pl.Int64))
     borders = draw(st.lists(st.integers(0, height - 1), max_size=2))
     return DictionaryFrame(pl.DataFrame(series), dictionaries), borders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from combinations import combinations
 
 from feedline import Pipeline
 from feedline.blocks import compute
@@ -92,16 +92,25 @@ def lists_of(part: EncodedRows) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("source", "shuffle", "grouped"),
-    combinations(
-        [{}, {"where": "clicked > 0"}, {"sample": {"fraction": 0.5, "seed": 4}}, {"split_rows": 500}],
-        ["off", {"rows": False, "seed": 2}],
-        [False, True],
+    ("source", "rows"),
+    list(
+        itertools.product(
+            [{}, {"where": "clicked > 0"}, {"sample": {"fraction": 0.5, "seed": 4}}, {"split_rows": 500}],
+            [
+                ("off", False),
+                ("off", True),
+                ({"rows": False, "seed": 2}, False),
+                ({"rows": False, "seed": 2}, True),
+                ({"seed": 1, "window_rows": 2_000}, False),
+            ],
+        )
     ),
 )
 def test_bytes_and_quality_are_those_of_values(
-    table: Path, tmp_path: Path, shuffle: Any, source: Any, grouped: bool, monkeypatch: pytest.MonkeyPatch
+    table: Path, tmp_path: Path, source: Any, rows: tuple[Any, bool], monkeypatch: pytest.MonkeyPatch
 ):
+    """Of rows in the table's order, blocks in another, and rows in another; `grouped`: with a deduplicated group."""
+    shuffle, grouped = rows
     plan, results = blocks_of(table, tmp_path, shuffle, source, grouped)
     kept = [part for result in results for part in result.parts]
     assert any(isinstance(values, CodedArray) for part in kept for values in lists_of(part))
@@ -114,10 +123,3 @@ def test_bytes_and_quality_are_those_of_values(
         assert images[0] == images[1]
         for part in found.parts:
             assert slots(plan.layout, part) == slots(plan.layout, with_values(part))
-
-
-def test_shuffled_blocks_hold_values(table: Path, tmp_path: Path):
-    _, results = blocks_of(table, tmp_path, {"seed": 1, "window_rows": 2_000}, {})
-    parts = [part for result in results for part in result.parts]
-    assert all(isinstance(part, EncodedRows) for part in parts)
-    assert not any(isinstance(values, CodedArray) for part in parts for values in lists_of(part))

@@ -32,6 +32,7 @@ from feedline.blocks.request import (
     pack_request,
 )
 from feedline.config.features import Expectation, FeatureInput, FeatureSpec, OpCall
+from feedline.config.histories import HistoryRead, Pool
 from feedline.planning.plan import Plan
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.cache.cache_folder import CacheRef
@@ -41,7 +42,27 @@ from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows
 from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.row_identity import Identity
+from feedline.warehouse.snapshot.history_ref import EventColumns, HistoryRef
 
+READ = HistoryRead(
+    history="events",
+    at="ts",
+    pools=(Pool(name="liked", last=5, where="y > 1"),),
+    column="item",
+    lag="10m",
+    scan=9,
+    recent="newest",
+    table="digest",
+)
+HISTORY = HistoryRef(
+    columns=EventColumns(name="events", key="user", on="user", time="ts", known_at="known", tie_break="no"),
+    reads=(READ,),
+    schema=b"schema",
+    events="1",
+    work_dir="/w",
+    snapshot="2",
+    memory=3,
+)
 REF = CacheRef(folder="/nowhere", size=None, free=1 << 30, shared=False)
 
 
@@ -74,6 +95,8 @@ def full_job() -> Job:
         expect=(Expectation(measure="null_rate", sign="<=", value=0.5),),
         dedup="user",
         known_as=("column", "x"),
+        history=READ,
+        min_history=3,
         path=("features", "dense", "a"),
     )
     sample = Sample(fraction=0.5, where="x > 1", seed=3, key=("x",))
@@ -105,6 +128,7 @@ def full_job() -> Job:
         cache=CacheRef(folder="/cache", size=1, free=2, shared=False, write_budget=0.5),
         auto=ReadEpochs(epochs=2, rows=3, row_groups=4, store_bytes=5),
         order=Balance("y", 6),
+        histories=(("events", "3" * 32),),
     )
 
 
@@ -207,6 +231,7 @@ def pieces(draw: st.DrawFn) -> PieceRequest:
         excluded=tuple(draw(st.lists(st.none() | st.binary(max_size=3), max_size=groups))),
         stored_names=draw(st.none() | st.builds(StoredNames, st.sampled_from(["[true,[]]", "[false,[]]"]))),
         source_cache=draw(st.sampled_from([None, CacheRef(folder="/c", size=None, free=1, shared=False)])),
+        histories=draw(st.sampled_from([(), (HISTORY,), (HISTORY, replace(HISTORY, snapshot="4"))])),
     )
     return PieceRequest(fragment=fragment, skip=draw(whole), rows=draw(whole))
 

@@ -93,7 +93,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     [
         (["pl"], ["plan"]),
         (["ver"], ["version"]),
-        (["generate", ""], ["clicks"]),
+        (["generate", ""], ["clicks", "listens"]),
         (["plan", "two.yaml", "--wor"], ["--world-size"]),
         (["plan", "o"], ["other.yml", "old/"]),
         (["plan", "old/"], ["old/one.yaml"]),

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +26,7 @@ from processes import ended_here
 import feedline
 from feedline import Pipeline
 from feedline.__main__ import main
+from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError, from_wire
 from feedline.loader.state import state_of
 from feedline.native.kernels import kernels_text
@@ -73,6 +77,7 @@ WRONG = [
     ("optimize nothing OUT/o", "does not exist"),
     ("optimize t OUT/o --cluster-by zz", "--cluster-by names column 'zz'"),
     ("optimize t OUT/o --cluster-by ids", "--cluster-by names column 'ids' of type"),
+    ("optimize t OUT/o --history x --sort-by y --cluster-by x", "--history orders and stores rows by its own rules"),
     ("optimize t OUT/o --sort-by x", "--sort-by sorts within the keys of --cluster-by"),
     ("optimize t OUT/o --flatten x", "--flatten names column 'x'"),
     ("optimize t OUT/o --projection zz", "--projection names column 'zz'"),
@@ -166,3 +171,27 @@ def test_an_interrupt_while_the_command_line_is_imported_leaves_no_traceback(mon
         main()
     gc.set_threshold(*threshold)
     assert end.value.code == 130
+
+
+def panic_after(number: signal.Signals) -> None:
+    """Compiled code that Python code has called calls Python code, and panics where that raises."""
+    try:
+        os.kill(os.getpid(), number)
+    except BaseException as error:
+        raise pl.exceptions.PanicException("called `Result::unwrap()` on an `Err` value") from error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_panic_where_a_signal_ended_a_callback_is_the_signal(number: signal.Signals):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as ended, exit_on_signals():
+            panic_after(number)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 128 + number
+
+
+def test_a_panic_without_a_signal_stays_one():
+    with pytest.raises(pl.exceptions.PanicException), exit_on_signals():
+        raise pl.exceptions.PanicException("called `Result::unwrap()` on an `Err` value")

@@ -60,7 +60,8 @@ def test_the_schema_is_complete_and_described():
             assert value.get("description") or target.get("description"), (*path, name)
     for path, keys in ALTERNATIVES.items():
         definition = {(): schema, ("features",): schema["properties"]["features"]}.get(path)
-        definition = definition or schema["$defs"][{"ls": "TlsSpec"}.get(path[-1][1:], f"{path[-1].title()}Spec")]
+        name = "Tls" if path[-1:] == ("tls",) else "".join(path[-1:]).title().replace("_", "")
+        definition = definition or schema["$defs"][f"{name}Spec"]
         assert list(definition["properties"]) == keys.split()
     references = re.findall(r'"#/\$defs/([^"]*)"', json.dumps(schema))
     assert set(references) == set(schema["$defs"])
@@ -137,6 +138,8 @@ CHANGES = [
         ["workers: 2\n  tls: temporary"],
     ),
     ("cpu: x86-64-v3", ["cpu: x86-64-v3\n  dashboard: 3"]),
+    ("cpu: x86-64-v3", ["processes: 0", "processes: auto", "processes: null"]),
+    ("cpu: x86-64-v3", ["fork: true", "fork: 3", "fork: null"]),
     ("cpu: x86-64-v3", ["cpu: null", "cpu: native", "cpu: x86-64-v4", "cpu: 3"]),
     (
         "memory: 500 MB",
@@ -179,6 +182,79 @@ def test_schema_and_reader_agree(monkeypatch):
 def test_entries_for_several_features(features, right):
     text = MINIMAL.replace("{price: []}", features)
     assert (accepted(text), valid(text)) == (right, right)
+
+
+EVENTS = "histories: {events: {table: e, key: user, time: ts}}\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "right"),
+    [
+        ("column: item, last: 5", True),
+        ("column: item, last: 5, lag: 10m, where: kind == 1, scan: 9", True),
+        ("column: item, last: 5, lag: 0, ops: [{hash_bucket: 9}], expect: {null_rate: <= 0.5}", True),
+        ("columns: [item, ts, 'c{1..3}'], last: ${V}, on_nonfinite: zero", True),
+        ("columns: [item, ts], last: 5, ops: {item: [log1p], ts: []}", True),
+        ("columns: [item], tag: pool, pools: {a: {last: 5}, b: {where: x > 1, last: 3}}", True),
+        ("tag: pool, pools: {a: {last: 5}}", True),
+        ("tag: pool, last: 5", True),
+        ("last: 5", False),
+        ("column: item", False),
+        ("column: item, columns: [ts], last: 5", False),
+        ("column: item, tag: pool, last: 5", False),
+        ("column: item, last: 0", False),
+        ("column: item, last: 2147483648", False),
+        ("column: item, last: '5'", False),
+        ("column: item, last: 5, scan: 0", False),
+        ("column: item, last: 5, lag: -1", False),
+        ("column: item, last: 5, lag: -10m", False),
+        ("column: item, last: 5, lag: 10", True),
+        ("column: item, last: 5, lag: '10'", False),
+        ("column: item, last: 5, lag: 10 min", False),
+        ("column: item, last: 5, pools: {a: {last: 5}}", False),
+        ("column: item, where: x, pools: {a: {last: 5}}", False),
+        ("column: item, pools: {}", False),
+        ("column: item, pools: [a]", False),
+        ("column: item, pools: {a: {where: x > 1}}", False),
+        ("column: item, pools: {a: {last: 5, lag: 3}}", False),
+        ("column: item, pools: {a: 5}", False),
+        ("column: item, last: 5, expr: x", False),
+        ("column: item, last: 5, first: 5", False),
+        ("columns: [], last: 5", False),
+        ("column: '', last: 5", False),
+        ("column: item, last: 5, ops: log1p", False),
+        ("columns: [item, ts], last: 5, ops: {item: log1p}", False),
+    ],
+)
+def test_features_of_histories(entry: str, right: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("V", "7")
+    text = EVENTS + MINIMAL.replace("{dense: {price: []}}", f"{{sparse: {{f: {{history: events, at: t, {entry}}}}}}}")
+    text = text.replace("${V}", "'${V}'")
+    assert (accepted(text), valid(text)) == (right, right)
+    in_extra = text.replace("sparse:", "extra:")
+    assert accepted(in_extra) == valid(in_extra)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("at: t", "att: t"),
+        ("history: events", "history: 3"),
+        ("f:", "' ':"),
+        ("f:", "'f{1..2}':"),
+        ("table: e", "table: []"),
+        ("key: user, ", ""),
+        ("time: ts", "time: ts, order: no"),
+        ("time: ts", "time: ts, memory: 4G"),
+        ("{events:", "{my events:"),
+    ],
+)
+def test_histories_that_schema_and_reader_refuse(old: str, new: str):
+    feature = "{sparse: {f: {history: events, column: x, at: t, last: 3}}}"
+    text = EVENTS + MINIMAL.replace("{dense: {price: []}}", feature)
+    assert (accepted(text), valid(text)) == (True, True)
+    text = text.replace(old, new, 1)
+    assert (accepted(text), valid(text)) == (False, False)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from test_spec_errors import ALTERNATIVES
 from feedline import Pipeline
 from feedline.config import PipelineSpec, parse_spec
 from feedline.config.features import GROUPS
+from feedline.config.histories import HISTORY_KEYS
 from feedline.config.overrides import parse_overrides
 from feedline.config.sections import keys_of, section_at
 from feedline.config.yaml_document import read_document
@@ -58,7 +59,8 @@ def test_the_documented_commands_work():
 
 def test_every_key_is_described_with_its_default():
     for path in [path for path in ALTERNATIVES if path not in (("features",), ("cluster", "tls"))]:
-        [rows] = [rows for heading, rows in ROWS.items() if (heading == ".".join(path) if path else "work_dir" in rows)]
+        of_path = "histories" if path[:1] == ("histories",) else ".".join(path)
+        [rows] = [rows for heading, rows in ROWS.items() if (heading == of_path if path else "work_dir" in rows)]
         for key, field in keys_of(section_at(PipelineSpec, path)).items():
             _, default, meaning = rows[key].split(" | ")
             assert meaning, (path, key)
@@ -69,4 +71,11 @@ def test_every_key_is_described_with_its_default():
 
 def test_every_group_is_described():
     assert set(GROUPS) <= set(ROWS["features"])
+
+
+def test_every_key_of_a_feature_of_a_history_is_described():
+    assert set(HISTORY_KEYS) == set(ROWS["Features of histories"])
+
+
+def test_the_keys_of_tls_are_described():
     assert all(f"`{key}`" in TEXT for key in ("ca", "cert", "key"))

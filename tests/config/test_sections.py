@@ -108,11 +108,15 @@ def test_wrong_addresses(address):
         {"scheduler": "tcp://10.0.0.1:8786", "insecure": True},
         {"scheduler": "tls://10.0.0.1:8786", "tls": TLS},
         {"wait_s": 1, "window": 5},
+        {"fork": False},
+        {"fork": False, "threads": "auto"},
+        {"processes": 3, "threads": 2, "fork": False},
     ],
 )
 def test_clusters(values):
     spec = ClusterSpec.model_validate(values)
-    assert all(getattr(spec, key) == (TlsSpec(**TLS) if key == "tls" else value) for key, value in values.items())
+    expected = {"tls": TlsSpec(**TLS), "workers": WorkersSpec(min=1, max=2)}
+    assert all(getattr(spec, key) == expected.get(key, value) for key, value in values.items())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,6 @@ def test_clusters(values):
         ({"options": {"a": 1}}, "has no meaning without `class`"),
         ({"class": "a.B"}, "is missing beside `class`"),
         ({"class": "a.B", "workers": 2, "threads": 1}, "contradicts `class`"),
-        ({"class": "a.B", "workers": 2, "dashboard": False}, "has no meaning with `class`"),
         ({"class": "a.B", "workers": 2, "tls": TLS, "insecure": True}, "contradicts `tls`"),
         ({"class": "a.B", "scheduler": "tcp://127.0.0.1:1"}, "contradicts `scheduler`"),
         ({"scheduler": "tcp://127.0.0.1:1", "threads": "auto"}, "contradicts `scheduler`"),
@@ -140,8 +143,15 @@ def test_clusters(values):
         ({"tls": TLS}, "has no meaning without `scheduler`"),
         ({"tls": "temporary"}, "`temporary` has no meaning without `workers`"),
         ({"tls": "temporary", "scheduler": "tls://h:1"}, "`temporary` is for `workers`"),
-        ({"dashboard": False, "scheduler": "tcp://127.0.0.1:1"}, "has no meaning with `scheduler`"),
         ({"insecure": True}, "has no meaning without `scheduler`"),
+        ({"fork": False, "threads": 2}, "has no meaning with `threads`, which asks for threads alone"),
+        ({"processes": 0}, "greater than or equal to 1"),
+        ({"processes": 2, "workers": 2}, "has no meaning with `workers`, which asks for Dask's workers"),
+        ({"processes": 2, "scheduler": "tcp://127.0.0.1:1"}, "has no meaning with `scheduler`"),
+        ({"processes": 2, "class": "a.B", "workers": 2}, "has no meaning with `class`"),
+        ({"fork": False, "workers": 2}, "has no meaning with `workers`"),
+        ({"fork": False, "scheduler": "tcp://127.0.0.1:1"}, "has no meaning with `scheduler`"),
+        ({"fork": False, "class": "a.B", "workers": 2}, "has no meaning with `class`"),
         ({"wait_s": float("inf")}, "finite"),
     ],
 )
@@ -158,7 +168,7 @@ def test_a_number_of_workers_is_both_limits():
     limits = {"scheduler": "tcp://127.0.0.1:8786", "workers": {"min": 1, "max": 2}}
     provider = {"class": "a.B", "options": {"c": 1}, "workers": 2}
     kinds = [ClusterSpec.model_validate(keys).kind for keys in ({}, limits, provider)]
-    assert kinds == ["threads", "scheduler", "provider"]
+    assert kinds == ["pool", "scheduler", "provider"]
     elsewhere = [ClusterSpec.model_validate(keys).is_elsewhere for keys in ({}, {"workers": 2}, limits, provider)]
     assert elsewhere == [False, False, True, True]
 

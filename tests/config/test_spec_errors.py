@@ -162,22 +162,28 @@ def _keys():
 
 ALTERNATIVES = {
     (): (
-        "version name work_dir source sources mix features dedup batch shuffle lanes epochs cluster feeder memory "
-        "cache artifacts fit allow_code on_nonfinite on_expect metrics traces"
+        "version name work_dir source sources mix histories windows hold_out features dedup batch shuffle lanes epochs "
+        "cluster feeder memory cache artifacts fit allow_code on_nonfinite on_expect metrics traces"
     ),
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample exclude row_key on_bad_file "
-        "decoder max_bad_files max_bad_rows follow split_rows"
+        "decoder max_bad_files max_bad_rows follow anchors split_rows"
     ),
     ("source", "sample"): "fraction where seed key rest",
     ("source", "follow"): "landed until epoch",
     ("source", "schema"): "missing extra columns",
     ("mix",): "stop",
+    ("histories", "history"): "table format key on time known_at tie_break memory",
+    ("windows",): "by every from until ahead",
+    ("hold_out",): "by share salt rest",
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail balance max_tokens buckets length longer",
     ("batch", "balance"): "column max",
-    ("shuffle",): "seed window_rows rows by weights",
-    ("cluster",): "threads workers class options autoscale scheduler tls insecure wait_s share window cpu dashboard",
+    ("shuffle",): "seed window_rows window_share rows by weights",
+    (
+        "cluster",
+    ): "processes threads workers class options autoscale scheduler tls insecure wait_s share window fork cpu "
+    "dashboard",
     ("cluster", "tls"): "ca cert key",
     ("cluster", "workers"): "min max",
     ("cluster", "autoscale"): "wait grow_after_s shrink_after_s",

@@ -174,9 +174,8 @@ def refuse(text):
         return
     raise SystemExit(f"accepted: {text[:100]!r}")
 
-for text in texts:  # what is loaded on first use is loaded now
-    if len(text) < 200:
-        refuse(text)
+for text in texts:  # what is loaded or made on first use is so now
+    refuse(text)
 sys.addaudithook(lambda event, arguments: events.append(event))
 for text in texts:
     refuse(text)

@@ -32,7 +32,7 @@ def answer(epoch: int | None, hello: Hello | None = None, steps: int = 10) -> An
         schema=BatchSchema(()),
         epoch=epoch,
     )
-    about = FeederFacts(imports_s=0, log=None, dashboard=None, feeder=1)
+    about = FeederFacts(imports_s=0, log=None, dashboard=None, live_page=None, feeder=1)
     return Answer.of(hello or Hello(rank=0, world_size=1), facts, about)
 
 

@@ -77,14 +77,16 @@ INTEGERS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=70)
 
 @given(INTEGERS, FLOATS)
 def test_extremes_are_those_of_numpy(integers: list[int], floats: list[float]):
-    arrays = [np.array(integers, np.int64), np.array(floats, np.float32)]
-    found = rows.extremes(arrays)
-    assert found[0] == (min(integers), max(integers))
-    assert np.array_equal(found[1], (arrays[1].min(), arrays[1].max()), equal_nan=True)
-    if any(np.isnan(floats)):
-        assert np.isnan(found[1]).all()
-    assert {type(value) for value in found[0]} == {int}
-    assert {type(value) for value in found[1]} == {float}
+    ids, values = np.array(integers, np.int64), np.array(floats, np.float32)
+    for without in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if without:
+                patch.setattr(rows, "COMPILED", False)
+            of_integers, of_floats = rows.extremes([ids, ids[:1]]), rows.extremes([values])
+        assert of_integers.dtype == np.int64
+        assert of_integers.tolist() == [[min(integers), max(integers)], [integers[0], integers[0]]]
+        assert of_floats.dtype == np.float64
+        assert np.array_equal(of_floats, [[values.min(), values.max()]], equal_nan=True)
 
 
 @pytest.mark.skipif(not rows.COMPILED, reason="installed without a compiler")
@@ -92,6 +94,88 @@ def test_extremes_of_nothing_and_of_other_sizes_are_refused():
     for array in (np.empty(0, np.int64), np.zeros(3, np.int16), np.zeros(6, np.int64)[::2]):
         with pytest.raises(ValueError):
             rows.extremes([array])
+    with pytest.raises(ValueError, match="not all of int64 or all of float32"):
+        rows.extremes([np.zeros(3, np.int64), np.zeros(3, np.float32)])
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3) | st.integers(2**63, 2**63 + 9), max_size=50))
+def test_words_are_sorted_with_and_without_the_kernel(words: list[int]):
+    for kernel in {rows.COMPILED, False}:
+        found = np.array(words, np.uint64)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows, "COMPILED", kernel)
+            rows.sort_words(found)
+        assert found.tolist() == sorted(words)
+
+
+def test_many_random_words_are_sorted():
+    words = np.random.default_rng(0).integers(0, 2**64, 300_000, np.uint64)
+    expected = np.sort(words)
+    rows.sort_words(words)
+    assert np.array_equal(words, expected)
+
+
+@compiled
+def test_words_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="words are of 8 bytes"):
+        rows.sort_words(np.zeros(4, np.uint32))  # type: ignore[arg-type]
+
+
+SOME_LENGTHS = st.lists(st.integers(0, 9), max_size=30) | st.lists(st.just(1), max_size=30)
+LISTS_OF_LENGTHS = st.lists(SOME_LENGTHS, min_size=1, max_size=4)
+
+
+@given(LISTS_OF_LENGTHS)
+def test_lengths_are_counted_with_and_without_the_kernel(columns: list[list[int]]):
+    """Of a column with a list that has no place among the counts, nothing is."""
+    offsets = [np.concatenate([[3], 3 + np.cumsum(lengths)]).astype(np.int64) for lengths in columns]
+    places = list(range(len(columns), 0, -1))
+    expected = np.ones((len(columns) + 1, 8), np.int64)
+    for place, lengths in zip(places, columns, strict=True):
+        if max(lengths, default=0) < 8:
+            expected[place] += np.bincount(lengths, minlength=8)[:8]
+    for kernel in {rows.COMPILED, False}:
+        counts = np.ones_like(expected)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows, "COMPILED", kernel)
+            longest = rows.count_lengths(offsets, places, counts)
+        assert longest == [max(lengths, default=-1) for lengths in columns]
+        assert counts.tolist() == expected.tolist()
+
+
+@compiled
+def test_lengths_that_cannot_be_counted_are_refused():
+    counts = np.zeros((2, 4), np.int64)
+    with pytest.raises(ValueError, match="the offsets of lists fall"):
+        rows.count_lengths([np.array([0, 2, 1])], [0], counts)
+    for offsets, place in ((np.empty(0, np.int64), 0), (np.array([0, 1]), 2), (np.array([0, 1]), -1)):
+        with pytest.raises(ValueError, match="lists have no offsets, or no place among the counts"):
+            rows.count_lengths([offsets], [place], counts)
+    assert not counts.any()
+
+
+@pytest.mark.parametrize("code", [np.uint16, np.int32])
+@given(data=st.data())
+@examples(60)
+def test_extremes_of_values_in_use_are_found_with_and_without_the_kernel(code, data):
+    table = np.array(data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=9)), np.int64)
+    codes = np.array(data.draw(st.lists(st.integers(0, len(table) - 1), min_size=1, max_size=20)), code)
+    used = table[codes]
+    whole = (table.min(), table.max())
+    for kernel in {rows.COMPILED, False}:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows, "COMPILED", kernel)
+            found = rows.used_extremes([(table, codes), (table, None)])
+        assert found == [(*whole, used.min(), used.max()), (*whole, *whole)]
+
+
+@compiled
+def test_codes_and_tables_whose_extremes_cannot_be_found_are_refused():
+    with pytest.raises(ValueError, match="a code is out of range"):
+        rows.used_extremes([(np.array([5, 1, 9]), np.array([1, 3], np.int32))])
+    for table in (np.empty(0, np.int64), np.zeros(3, np.int32)):
+        with pytest.raises(ValueError, match="a table has no values, or is not of int64"):
+            rows.used_extremes([(table, None)])
 
 
 @pytest.mark.parametrize("code", [np.uint16, np.int32])
@@ -103,33 +187,33 @@ def test_gathered_codes_are_the_values_that_they_stand_for(code, stored, data):
     codes = np.array(data.draw(st.lists(st.integers(0, len(table) - 1), max_size=20)), code)
     first, step = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 3))
     target = np.full(first + step * len(codes) + 2, -99, np.int64 if stored == np.int32 else stored)
-    extremes = np.empty(2, np.int64) if target.dtype == np.int64 and len(codes) else None
+    is_counted = bool(target.dtype == np.int64 and len(codes))
     for without in (False, True):
         target[:] = -99
         with pytest.MonkeyPatch.context() as patch:
             if without:
                 patch.setattr(rows, "COMPILED", False)
-            rows.gather_codes([(target, first, step, table, codes, extremes)])
+            found = rows.gather_codes([(target, first, step, table, codes, is_counted)])
             assert rows.count_codes(codes, 10).tolist() == np.bincount(codes, minlength=10).tolist()
             assert np.flatnonzero(rows.mark_codes(codes, 10)).tolist() == sorted(set(codes.tolist()))
-            assert [rows.has_code(codes, each) for each in range(10)] == [each in codes for each in range(10)]
         np.testing.assert_array_equal(target[first : first + step * len(codes) : step], table[codes])
         assert np.count_nonzero(target != -99) == len(codes)
-        if extremes is not None:
-            assert extremes.tolist() == [table[codes].min(), table[codes].max()]
+        assert found == ([(table[codes].min(), table[codes].max())] if is_counted else [])
 
 
 @compiled
 @pytest.mark.parametrize("code", [np.uint16, np.int32])
 def test_a_code_is_found_wherever_it_is(code):
-    codes = np.zeros(5_000, code)
+    codes, table = np.zeros(5_000, code), np.array([0, 5, 1])
     for place in (0, 1_023, 1_024, 4_999):
-        codes[place] = 7
-        assert rows.has_code(codes, 7)
+        codes[place] = 1
+        assert rows.used_extremes([(table, codes)]) == [(0, 5, 0, 5)]
+        codes[place] = 2
+        assert rows.used_extremes([(table, codes)]) == [(0, 5, 0, 1)]
         codes[place] = 0
-    assert not rows.has_code(codes, 7)
-    assert not rows.has_code(codes[:0], 0)
-    assert not rows.has_code(codes, 2**16)  # whose low bits are 0
+    many = np.zeros(2**16 + 1, np.int64)
+    many[-1] = 7  # the low bits of its code are 0
+    assert rows.used_extremes([(many, codes)]) == [(0, 7, 0, 0)]
 
 
 @compiled
@@ -159,14 +243,14 @@ def test_codes_are_gathered_in_another_order():
     for code in (np.uint16, np.int32):
         matrix = np.full((3, 2), -1, np.float32)
         table, codes = np.arange(9, dtype=np.float32), np.array([4, 8, 0], code)
-        rows.gather_codes([(matrix.reshape(-1), 1, 2, table, codes, None)], order)
+        rows.gather_codes([(matrix.reshape(-1), 1, 2, table, codes, False)], order)
         assert matrix.tolist() == [[-1, 0], [-1, 4], [-1, 8]]
 
 
 @compiled
 def test_an_order_that_cannot_be_is_refused():
     table, codes, target, whole = np.arange(4), np.array([0, 3, 1], np.int32), np.zeros(3, np.int64), np.arange(4)
-    column = (target, 0, 1, table, codes, None)
+    column = (target, 0, 1, table, codes, False)
     for wrong in ([0, 1, 3], [0, -1, 2]):
         with pytest.raises(ValueError, match="a code or a row is out of range"):
             rows.gather_codes([column], np.array(wrong, np.int32))
@@ -187,7 +271,7 @@ def test_codes_that_cannot_be_are_refused():
     table, codes, target = np.arange(4), np.array([0, 3, 1], np.int32), np.zeros(3, np.int64)
 
     def gather(codes=codes, target=target, first=0, step=1, table=table):
-        rows.gather_codes([(target, first, step, table, codes, None)])
+        rows.gather_codes([(target, first, step, table, codes, False)])
 
     for wrong in (np.array([0, 4, 1], np.int32), np.array([-1, 0, 0], np.int32), np.array([9, 0, 0], np.uint16)):
         with pytest.raises(ValueError, match="a code or a row is out of range"):

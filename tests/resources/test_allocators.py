@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from processes import finished
 
-from feedline.resources.allocators import allocator_environment
+from feedline.resources.allocators import allocator_environment, own_or_users
 
 POOL = "import pyarrow as pa; print(pa.default_memory_pool().backend_name)"
 PAGES = """
@@ -29,7 +29,23 @@ def test_arrow_allocates_with_jemalloc():
 
 
 def test_jemalloc_has_an_arena_per_thread():
-    assert allocator_environment(3)["JE_ARROW_MALLOC_CONF"].endswith("narenas:3")
+    for name in ("JE_ARROW_MALLOC_CONF", "_RJEM_MALLOC_CONF"):
+        assert "narenas:3" in allocator_environment(3)[name].split(",")
+
+
+def test_what_the_user_sets_stays_and_what_polars_sets_for_itself_does_not():
+    """It does so when it is imported, also where something is set, which it leaves to win."""
+    command = [sys.executable, "-c", "import os, polars; print(os.environ['_RJEM_MALLOC_CONF'])"]
+    bare = {name: value for name, value in os.environ.items() if name != "_RJEM_MALLOC_CONF"}
+    printed = finished(*command, env=bare).stdout.strip()
+    ours = allocator_environment(2)
+    assert own_or_users(2, {"_RJEM_MALLOC_CONF": printed}) == ours
+    printed = finished(*command, env=bare | ours).stdout.strip()
+    assert printed.endswith(ours["_RJEM_MALLOC_CONF"])
+    assert own_or_users(2, {"_RJEM_MALLOC_CONF": printed})["_RJEM_MALLOC_CONF"] == printed, "nothing is started anew"
+    users = {"_RJEM_MALLOC_CONF": "narenas:1", "MALLOC_ARENA_MAX": ""}
+    users["JE_ARROW_MALLOC_CONF"] = "dirty_decay_ms:0,muzzy_decay_ms:0"
+    assert own_or_users(2, users) == ours | users
 
 
 @pytest.mark.skipif("THP_enabled" not in Path("/proc/self/status").read_text(), reason="the kernel does not say")

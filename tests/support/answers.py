@@ -8,7 +8,7 @@ from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
 
-FEEDER = FeederFacts(imports_s=1.5, log=None, dashboard=None, feeder=77)
+FEEDER = FeederFacts(imports_s=1.5, log=None, dashboard=None, live_page=None, feeder=77)
 
 
 def plan_facts(**changes: Any) -> PlanFacts:

@@ -21,7 +21,7 @@ from feedline.warehouse.parquet.column_chunk import (
     take_rows,
 )
 from feedline.warehouse.parquet.decode import DecodeRequest, FileDecoder, FileVersion
-from feedline.warehouse.parquet.footer import column_leaves, open_parquet
+from feedline.warehouse.parquet.footer import ChunkFacts, column_leaves, open_parquet
 from feedline.warehouse.storage.file_identity import Stamp
 
 
@@ -177,7 +177,9 @@ def beginnings(table: pa.Table, prefix: int) -> pa.Table:
 
 def opened(kind: Any, chunk: Any, rows: int, content: pa.Buffer, *, codes: bool = False) -> ChunkDecoder | None:
     """The kernel's decoder of a column chunk of so many rows; None for pyarrow."""
-    [found] = open_chunks([Request(kind, chunk, rows, content, codes)])
+    sizes = len(content), chunk.total_uncompressed_size
+    facts = ChunkFacts((0, len(content)), *sizes, chunk.num_values, chunk.compression, chunk.physical_type)
+    [found] = open_chunks([Request(kind, facts, rows, content, codes=codes)])
     return found
 
 

@@ -99,7 +99,7 @@ def trainers_of(path: Path, ranks: int = 1, *, with_status: bool = False) -> Ite
     """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out.
     with_status: the feeder gathers its status."""
     task = feed.FeederTask(ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1)
-    request = feed.FeedRequest(pipeline=load_spec(path).packed(), task=task)
+    request = feed.FeedRequest(spec=load_spec(path), task=task)
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name in ("stop_waiting", "ignore_sigterm"):

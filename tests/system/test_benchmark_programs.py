@@ -59,6 +59,16 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
 
 
+def test_the_share_of_the_lock_is_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "lock_share.py"), "--tiny", "--shape", "flat", "--shape", "short"]
+    run = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [each["shape"] for each in found] == ["flat", "short"]
+    assert all(0 < each["share"] < 1 and each["rows"] == 4000 for each in found)
+    assert min(each[name] for each in found for name in ("chunks", "frames", "native_calls", "row_ns")) > 0
+
+
 def test_viewers_of_the_live_page_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "dashboard_page.py"), "--ranks", "2", "--jobs", "2", "--viewers", "1"]
     command += ["--seconds", "1.5", "--rounds", "1", "--json"]

@@ -179,7 +179,9 @@ ALL = [
     for name, contender in contenders.CONTENDERS.items()
     if all(importlib.util.find_spec(package) for package in contender.needs)
 ]
-IN_ORDER = [name for name in ALL if contenders.CONTENDERS[name].in_order]
+IN_ORDER = [
+    name for name in ALL if contenders.CONTENDERS[name].in_order and contenders.CONTENDERS[name].role != "processes"
+]
 
 
 def delivered(contender: str, job: contenders.Job) -> tuple[dict[str, Any], np.ndarray]:

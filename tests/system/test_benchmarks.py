@@ -117,7 +117,8 @@ def test_a_worker_reads_its_share_and_cuts_it_into_batches(files: list[str], mon
     found = []
     for worker in (SimpleNamespace(id=0, num_workers=2), SimpleNamespace(id=1, num_workers=2)):
         monkeypatch.setattr(sharded_rows, "get_worker_info", lambda worker=worker: worker)
-        shares = list(sharded_rows.ShardedRows(files, SIZE, LISTS))
+        job = contenders.Job(files=files, pipeline="", batch_size=SIZE, threads=2)
+        shares = list(sharded_rows.ShardedRows(job, LISTS))
         assert all(len(share["labels"]) == SIZE for share in shares[:-1])
         found += [sharded_rows.batch_of(share, LISTS) for share in shares]
     assert not checksums.differences(totals(numpy_batches(files, SIZE)), totals(found))
@@ -261,7 +262,7 @@ def floor_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-IN_PROCESS = [name for name in available() if name not in ("dataloader", "feedline")]
+IN_PROCESS = [name for name in available() if name != "feedline" and contenders.CONTENDERS[name].role != "processes"]
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # as in `trainer`

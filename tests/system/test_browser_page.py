@@ -42,18 +42,23 @@ def rows(page: BrowserPage) -> int:
     return int(page.wait_for_text(_ROWS)[1].replace(",", ""))
 
 
-def test_the_page_of_a_running_job_moves(place: Place, page: BrowserPage):
+@pytest.mark.parametrize("through_dask", [False, True], ids=["of the feeder", "of Dask"])
+def test_the_page_of_a_running_job_moves(place: Place, page: BrowserPage, through_dask: bool):
     """Also through the menu of Dask's pages; the trainer's steps are those that the page counts."""
-    path = place.write(epochs=1000, batch={"size": 64}, cluster={"threads": 1, "dashboard": True})
+    cluster = {"workers": 1, "threads": 1} if through_dask else {"threads": 1}
+    path = place.write(epochs=1000, batch={"size": 64}, cluster={**cluster, "dashboard": True})
     with feedline("run", path) as run:
-        address = run.line(r"live page: (http://\S+/feedline)")[1]
+        found = run.line(r"live page: (http://\S+/feedline)(?:, Dask dashboard: (http://\S+)/status)?")
         with FeedlineDataset(path) as dataset:
             batches = iter(dataset)
             next(batches)
             page.resize(1400, 900)
-            page.open(address.replace("/feedline", "/tasks"))
-            page.wait_for_text("Feedline Status Workers")
-            page.evaluate("document.querySelector('a[href=feedline]').click()")
+            if through_dask:
+                page.open(f"{found[2]}/tasks")
+                page.wait_for_text("Feedline Status Workers")
+                page.evaluate("document.querySelector('a[href=feedline]').click()")
+            else:
+                page.open(found[1])
             page.wait_for_text("What the plan reads")
             before = rows(page)
             for _ in range(40):

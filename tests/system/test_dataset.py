@@ -346,7 +346,7 @@ def test_the_facts(shared: FeedlineDataset):
     facts = shared.facts
     assert (facts["steps"], facts["rows"], facts["rows_dropped"]) == (STEPS, 20_000, 32)
     assert (facts["lanes"], facts["batch_size"], facts["seed"]) == (1, 256, 3)
-    assert facts["dashboard"].startswith("http://127.0.0.1:")
+    assert facts["live_page"].startswith("http://127.0.0.1:")
     facts.clear()
     assert shared.facts["steps"] == STEPS
 

@@ -45,6 +45,7 @@ WITH_FENCES = (
     "docs/serving.md",
     "docs/clusters.md",
     "docs/dedup.md",
+    "docs/histories.md",
     "docs/explain.md",
     "docs/editors.md",
 )
@@ -103,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with furnished(tmp_path_factory.mktemp("g"), Path()) as place, pytest.MonkeyPatch.context() as patch:
         patch.chdir(place.folder)
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by any optimizer's step
-        [pipeline] = shown("README.md", "yaml")
+        pipeline, _ = shown("README.md", "yaml")
         (place.folder / "pipeline.yaml").write_text(small(pipeline.text, "size: 8192", "size: 1024"))
         for fence, words in commands():
             if words[:2] == ["feedline", "generate"]:
@@ -122,8 +123,10 @@ def run(fence: Fence, words: list[str], smaller: dict[str, str] | None = None) -
 
 
 def test_the_pipeline_is_accepted():
-    [pipeline] = shown("README.md", "yaml")
+    """Also with the line that has it run on a local Dask cluster."""
+    pipeline, setting = shown("README.md", "yaml")
     assert parse_spec(pipeline.text).name == "clicks-ctr"
+    assert parse_spec(pipeline.text + setting.text).cluster.kind == "processes"
 
 
 def test_the_plan_that_is_shown_has_the_rows_of_the_plan(folder: Path):
@@ -139,7 +142,7 @@ def test_the_box_of_the_plan_is_the_one_that_is_printed(tmp_path: Path, monkeypa
     """At the size that the README generates; spaces and borders apart."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    [pipeline] = shown("README.md", "yaml")
+    pipeline, _ = shown("README.md", "yaml")
     Path("pipeline.yaml").write_text(pipeline.text)
     [generate] = [c for c in commands() if c[0].page == "README.md" and c[1][:2] == ["feedline", "generate"]]
     run(*generate)

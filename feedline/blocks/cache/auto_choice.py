@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from feedline.blocks.cache.cache_costs import CacheRates, FeatureCost, PolicyInp
 from feedline.blocks.cache.cache_policy import CacheDecision, choose_mode
 from feedline.blocks.cache.feature_costs import FeatureMeasurements, MeasuredFeatures
 from feedline.blocks.request import ReadEpochs
+from feedline.dataclass import dataclass
 from feedline.resources.cgroups import available_cores, available_memory_bytes
 from feedline.warehouse.cache.cache_folder import CacheFolder, WriteBudget
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from feedline.dataclass import dataclass
 
 # Per file of a row group that is read (open, stat, header, read) and per feature of it (views, checksum, slicing).
 ENTRY_S = 60e-6

@@ -21,7 +21,6 @@ hit, less those of a copy from memory, per byte. It ends at the capacity, where 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from feedline.blocks.cache.cache_costs import (
@@ -35,6 +34,7 @@ from feedline.blocks.cache.cache_costs import (
     hitting,
     writing,
 )
+from feedline.dataclass import dataclass
 
 CacheMode = Literal["off", "source", "features"]
 

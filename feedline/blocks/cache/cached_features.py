@@ -7,7 +7,7 @@ features. A block's unique rows are those of the runs, repeated where it lets on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import Bools, RowCounts, unique_starts
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.encode import Repeats, apply_on_nonfinite
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import polars as pl
@@ -36,6 +36,7 @@ from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, Job, PieceRequest, Runs
 from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take

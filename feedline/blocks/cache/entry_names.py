@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from feedline.blocks.block_encoder import RUN_ROWS
 from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.request import Draws, Job, RowOrder, Runs
+from feedline.dataclass import dataclass
 from feedline.expressions import BoundExpression
 from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.user_code import function_codes
@@ -76,7 +76,8 @@ class EntryNames:
         by = self.order if job.by is not None else None  # it ends runs
         marks = {mark.name: _types(mark, compiled) for mark in compiled.read.marks}
         of_groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
-        runs = {name: _digest(["runs", RUN_ROWS, by, _compared(part, marks)]) for name, part in of_groups}
+        versions = dict(job.histories)
+        runs = {name: _digest(["runs", RUN_ROWS, by, _compared(part, marks, versions)]) for name, part in of_groups}
         groups = set()
         for index, feature in enumerate(compiled.features.features):
             codes = function_codes(feature) if job.code else {}
@@ -88,6 +89,7 @@ class EntryNames:
             fingerprint, seen = compiled.features.alone(index)
             packages = [code.packages for code in codes.values()]
             content = [fingerprint, feature.on_nonfinite, [[name, marks[name]] for name in seen], packages]
+            content += [] if feature.history is None else [versions[feature.history.history]]
             self.columns[feature.name] = _digest([*content, runs.get(feature.dedup or "")])
             groups.add(feature.dedup)
             self._codes |= codes
@@ -138,10 +140,16 @@ def _order_digest(order: RowOrder, compiled: CompiledJob) -> str:
     return _digest([what, order.column, str(compiled.read.schema.field(order.column).type)])
 
 
-def _compared(part: CompiledPart, marks: Mapping[str, dict[str, str]]) -> list[tuple[str, Any]]:
-    """The columns and marks that decide the runs of a group, with their types. marks: what decides each."""
-    types = dict(zip(part.features.parts, part.features.types, strict=True))
-    return sorted((name, marks[name] if name in marks else str(types[name])) for name in part.columns)
+def _compared(
+    part: CompiledPart, marks: Mapping[str, dict[str, str]], versions: Mapping[str, str]
+) -> list[tuple[str, Any]]:
+    """The columns and marks that decide the runs of a group, with their types. marks: what decides each. versions: of
+    histories, by name."""
+    types = {name: str(dtype) for name, dtype in zip(part.features.parts, part.features.types, strict=True)}
+    for feature in part.features.features:
+        if feature.history is not None:
+            types[feature.history.name] += versions[feature.history.history]
+    return sorted((name, marks[name] if name in marks else types[name]) for name in part.columns)
 
 
 def _types(bound: BoundExpression | BoundSample | Mark | None, compiled: CompiledJob) -> dict[str, str]:

@@ -17,12 +17,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from feedline.blocks.cache.cache_costs import FeatureCost
 from feedline.blocks.cache.cached_features import CachedFeatures
+from feedline.dataclass import dataclass
 from feedline.transforms.compile.compiled import CompiledFeatures
 
 _MOST_CLASSES = 6  # each is compiled, and one segment computed, alone; the smallest ones are one class

@@ -15,20 +15,19 @@ from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.planning.table_features import required_functions
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import scratch_folder
-from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.open_cluster import WorkerCluster, require_open_files
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.worker_demand import Demand
 
 
 @contextmanager
-def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[Cluster | None]:
+def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[WorkerCluster | None]:
     """The pipeline's cluster, its workers checked; None if its blocks are computed by threads.
 
     It reports to the scheduler that it needs one worker, or the least that `cluster.workers` says. computes: its
     workers need the functions of user code.
     """
-    if spec.cluster.kind == "threads":
+    if not spec.cluster.is_dask:
         yield None
         return
     with scratch_folder() as scratch:
@@ -39,7 +38,8 @@ def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[C
         try:
             threads = feeder_threads(spec, cores=available_cores())
             report = Demand(spec.name, job_fingerprint(spec), spec.cluster).first_report()
-            cluster = open_cluster(
+            require_open_files(spec.cluster)
+            cluster = WorkerCluster(
                 ClusterRequest(spec.cluster, threads=threads, scratch=str(scratch), early=not own, report=report)
             )
         finally:

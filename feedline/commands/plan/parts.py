@@ -1,11 +1,12 @@
-"""Parts of what `feedline plan` shows: columns read in part, the cache, drawn and excluded rows, a followed table.
+"""Parts of what `feedline plan` shows: columns read in part, histories, the cache, drawn and excluded rows, a followed
+table.
 
 Runs in: the process of the command.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,35 @@ def part_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         bound = "bytes, read whole" if cost["whole"] else "bytes at most, counted whole above"
         rows.append(("structs", f"{column}: {fields}: {cost['bytes_at_most']:,} {bound}"))
     return rows
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What `feedline plan` says of the histories that rows see.
+
+_GENERATION = 12  # shown digits of its id
+
+
+def history_rows(histories: Sequence[Mapping[str, Any]], sample_bytes: int) -> list[tuple[str, str]]:
+    """Render what `describe_histories` says as rows of a table. sample_bytes: that an epoch reads of the table."""
+    return [(f"history {facts['name']}", escape(_history_text(facts, sample_bytes))) for facts in histories]
+
+
+def _history_text(facts: Mapping[str, Any], sample_bytes: int) -> str:
+    layout = "read as it is" if facts["layout"] == "as it is" else f"written to {facts['layout']}"
+    held = f"{facts['events']:,} events of {facts['keys']:,} keys, {facts['bytes']:,} bytes"
+    read, clustered = facts["read_bytes"], facts["clustered_bytes"]
+    seen = (
+        f"{facts['amplification']:.1f}x the bytes of the events that its blocks' rows see (an estimate from "
+        f"{facts['sampled']:,} rows)"
+    )
+    lines = [
+        f"{facts['table']}, {layout}, generation {facts['generation'][:_GENERATION]}: {held}",
+        f"a row sees {facts['most']:,} events at most, about {facts['mean']:,.0f} on average",
+        f"an epoch reads about {read:,} bytes of events, besides {sample_bytes:,} of samples: {seen}",
+    ]
+    if facts["command"] is not None:
+        lines.append(f"with the samples clustered by the key at most {clustered:,}: {facts['command']}")
+    return "\n".join(lines)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -198,7 +228,8 @@ def excluded_facts(plan: SourcePlan) -> dict[str, Any] | None:
         "row_groups": len(exclusion.excluded),
         "reasons": reasons,
         "features": exclusion.origin.features,
-        "found_by_other_features": exclusion.origin.features != plan.features_fingerprint,
+        "found_by_other_features": not exclusion.origin.is_planned
+        and exclusion.origin.features != plan.features_fingerprint,
     }
 
 
@@ -212,7 +243,7 @@ def excluded_stage(plan: SourcePlan) -> list[Stage]:
 
 def excluded_text(facts: dict[str, Any]) -> str:
     """The facts as lines of the plan's table."""
-    lines = [f"{facts['rows']:,} bad rows of {facts['row_groups']:,} row groups, by exclusion {facts['id']}"]
+    lines = [f"{facts['rows']:,} rows of {facts['row_groups']:,} row groups, by exclusion {facts['id']}"]
     reasons = facts["reasons"]
     lines += [f"{each['rows']:,}: feature {each['feature']!r} {each['reason']}" for each in reasons[:_SHOWN]]
     if len(reasons) > _SHOWN:

@@ -25,18 +25,20 @@ from feedline.commands.plan.parts import (
     excluded_text,
     followed_facts,
     followed_text,
+    history_rows,
     part_costs,
     part_rows,
 )
 from feedline.commands.plan.step_lengths import describe_lengths, length_rows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
-from feedline.loader.ring.launch import feeder_threads, memory_share
+from feedline.loader.ring.launch import describe_workers, feeder_threads, memory_share
 from feedline.loader.wire.codec import from_values, to_values
 from feedline.loader.wire.facts import BadFileFacts
 from feedline.native.kernels import compiled_kernels
 from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.dedup.group_measure import describe_groups
+from feedline.planning.history_costs import describe_histories
 from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
 from feedline.planning.schedule import Schedule
@@ -141,12 +143,14 @@ def describe(plan: SourcePlan, *, world_size: int, rows_per_s: float = 0.0) -> d
             "in_flight_bytes": block_bytes * most,
             "budget_bytes": memory_share(plan.spec, local_ranks=1),
         },
+        "workers": describe_workers(plan.spec, cores=available_cores()),
         "identities": _identity_facts(plan),
         "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
         "cache": cache_facts(plan, row_bytes(plan)),
         **({} if plan.weights is None else {"weights": draw_facts(plan, plan.weights)}),
         **({} if (lengths := describe_lengths(plan)) is None else {"lengths": lengths}),
         **({} if (groups := describe_groups(plan)) is None else {"dedup": groups}),
+        **({"histories": histories} if (histories := describe_histories(plan)) else {}),
     }
 
 
@@ -155,7 +159,7 @@ def _window_facts(plan: SourcePlan) -> dict[str, Any] | None:
     shuffle, rows = plan.spec.shuffle, plan.window.rows
     if shuffle is None or not plan.sizes.window_rows:
         return None
-    limited = shuffle.window_rows is None and rows < DEFAULT_WINDOW_ROWS
+    limited = shuffle.window_rows is None and shuffle.window_share is None and rows < DEFAULT_WINDOW_ROWS
     return {"rows": rows, "limited_by_bytes": limited, "row_bytes": plan.row_bytes.stored}
 
 
@@ -312,6 +316,7 @@ def _run_rows(facts: dict[str, Any], *, alone: bool = True) -> Iterator[tuple[st
     yield "decoded by", _decoders_text(facts)
     yield "bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"
     yield from part_rows(facts)
+    yield from history_rows(facts.get("histories", ()), size["read_per_epoch"])
     yield "rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"
     yield "steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"
     if alone:
@@ -322,6 +327,7 @@ def _run_rows(facts: dict[str, Any], *, alone: bool = True) -> Iterator[tuple[st
     yield "work", _work_text(facts)
     if alone:
         yield "memory per rank", memory_text(facts["memory"])
+        yield "blocks computed by", escape(facts["workers"])
     yield "row identities", _identities_text(facts["identities"])
     if facts["cache"] is not None:
         yield "cache", escape(cache_text(facts["cache"]))

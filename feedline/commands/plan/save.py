@@ -6,14 +6,13 @@ cluster, in waves whose results are kept: a command that was killed continues wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.progress_line import ProgressLine
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
 from feedline.planning.table_snapshot import save_for_runs

@@ -9,7 +9,7 @@ the share of places that hold none, with all rows of a lane padded to the longes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from feedline.blocks.request import RowOrder
 from feedline.config.sections import BatchSpec
+from feedline.dataclass import dataclass
 from feedline.loader.wire.codec import to_values
 from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.plan import bucket_facts

@@ -116,6 +116,7 @@ def _mix_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("bytes per epoch", f"{facts['bytes']['read_per_epoch']:,}"),
         ("batch", batch),
         ("memory per rank", memory_text(facts["memory"])),
+        ("blocks computed by", escape(facts["sources"][0]["workers"])),
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.config.features import Expectation
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.layout import SlotColumn
 
 Bools = NDArray[np.bool_]

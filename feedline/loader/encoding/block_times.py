@@ -6,8 +6,10 @@ Runs in: Dask workers, where a block is timed; the feeder, which sums; whatever 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
+
+from feedline.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

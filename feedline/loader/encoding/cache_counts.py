@@ -6,7 +6,9 @@ A *column* is one feature of the selected rows of one row group. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from feedline.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

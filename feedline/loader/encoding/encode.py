@@ -5,9 +5,9 @@ Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pip
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -17,12 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer
 from feedline.native import rows as native
 from feedline.native.coded_values import CodedArray, CodedValues
+from feedline.resources.result_memory import empty
 
 # --------------------------------------------------------------------------------------------------------------------
 # The finished floats of features: `on_nonfinite` is applied to them, and they are counted.
@@ -56,7 +58,7 @@ def apply_on_nonfinite(
     row_of: Callable[[int], int] | None = None,
     repeats: Repeats | None = None,
     weights: bool = False,
-    extremes: tuple[float, float] | None = None,
+    extremes: Sequence[float] | None = None,
 ) -> NDArray[Any]:
     """Apply a feature's `on_nonfinite` to its finished floats (or the weights of its ids), counted by the observer.
 
@@ -103,12 +105,10 @@ def _nonfinite_error(
 
 # --------------------------------------------------------------------------------------------------------------------
 
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # A wide matrix is written in blocks of rows of this size, so that a cache line gets its 16 values before it is evicted:
 # 504 columns of 32,768 rows in 32 ms instead of 47.
 _MATRIX_BYTES = 8 * 2**20
-# What compiled code compares: ids and finished floats.
-_COMPARED = (np.dtype(np.int64), np.dtype(np.float32))
-_Extremes: TypeAlias = Mapping[str, tuple[float, float]]
 _Columns: TypeAlias = Mapping[str, pl.Series | NDArray[Any]]  # arrays hold no nulls
 # Of a sparse feature: values, offsets and weights.
 _EncodedLists: TypeAlias = tuple[NDArray[Any] | CodedArray, NDArray[np.int64], NDArray[np.float32] | None]
@@ -146,28 +146,27 @@ def encode(
         rows = features.height if rows is None else rows
         features = dict(zip(features.columns, features.get_columns(), strict=True))
     rows = len(next(iter(features.values()), ())) if rows is None else rows
-    features, gathered.extremes = _with_extremes(features, schema, observer is not None, coded, rows)
-    lists: list[_EncodedLists] = []
+    if rows >= _MANY_ROWS:
+        gathered.compare(features, schema, coded, rows)
+    lists = gathered.lists([column for column in schema.sparse if column.name in coded], coded)
     for column in schema.sparse:
-        if column.name in coded:
-            lists.append((*gathered.lists(coded[column.name], column), None))
-        else:
+        if column.name not in coded:
             assert order is None, "lists that are not coded are gathered when they are written"
-            lists.append(_lists(features[column.name], column, observer, repeats))
+            lists[column.name] = _lists(features[column.name], column, observer, repeats)
+    ids = gathered.ids([column for column in schema.group("categorical") if column.name in coded], coded)
     categorical = [
-        gathered.add_ids(coded[column.name], column)
-        if column.name in coded
-        else gathered.in_order(_ids(features[column.name], column, gathered))
+        ids[column.name] if column.name in coded else gathered.finished(_ids(features[column.name], column, gathered))
         for column in schema.group("categorical")
     ]
+    in_order = [lists[column.name] for column in schema.sparse]
     encoded = EncodedRows(
         rows=rows,
         dense=_row_major(features, schema.group("dense"), coded, rows, gathered),
         categorical=tuple(categorical),
         labels=_row_major(features, schema.group("label"), coded, rows, gathered),
-        values=tuple(values for values, _, _ in lists),
-        weights=tuple(weights for _, _, weights in lists),
-        offsets=tuple(offsets for _, offsets, _ in lists),
+        values=tuple(values for values, _, _ in in_order),
+        weights=tuple(weights for _, _, weights in in_order),
+        offsets=tuple(offsets for _, offsets, _ in in_order),
         extra=tuple(_arrow(features[column.name]) for column in schema.group("extra")),
     )
     gathered.finish()
@@ -185,7 +184,8 @@ def can_order(schema: BatchSchema) -> bool:
 
 class _GatheredColumns:
     """The columns whose values are gathered, in one call, from those of distinct values; and what `encode` was given
-    for all columns. extremes: of those columns that need them, as far as they are known."""
+    for all columns. plain, extremes: the arrays of columns that are compared in one call, and their extremes. counted:
+    those of them that are counted already: ids, and finite floats."""
 
     def __init__(
         self,
@@ -196,37 +196,100 @@ class _GatheredColumns:
     ) -> None:
         self.observer = observer
         self.filters = filters
-        self.extremes: _Extremes = {}
+        self.plain: Mapping[str, NDArray[Any]] = {}
+        self.extremes: Mapping[str, Sequence[float]] = {}
+        self.counted: set[str] = set()
         self.order = order
         # Numpy would convert the order for each column, and check it: together a fifth of a shuffled block's time.
         self._index = None if order is None else order.astype(np.int64)
         self.repeats = repeats
         self._targets: list[native.CodedTarget] = []
-        self._counted: list[tuple[SlotColumn, NDArray[np.int64], int]] = []  # with extremes, by then
+        self._gathered: list[tuple[str, int]] = []  # ids that are counted as they are gathered: how many
+        self._ids: list[tuple[str, int, Sequence[int]]] = []  # those of lists, with their extremes
+        self._floats: list[tuple[str, int, Sequence[float]]] = []
 
     def in_order(self, values: NDArray[Any], rows: slice = _ALL) -> NDArray[Any]:
         """The values of these rows of the result: scalars or vectors of all rows in the order of the columns."""
         return values[rows] if self._index is None else values.take(self._index[rows], axis=0, mode="clip")
 
-    def lists(self, lists: CodedValues, column: SlotColumn) -> tuple[NDArray[Any] | CodedArray, NDArray[np.int64]]:
-        """A sparse feature's values, and its offsets; both are counted.
+    def finished(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The values of the result: scalars of all rows in the order of the columns."""
+        if self._index is None:
+            return values
+        return values.take(self._index, out=empty(len(values), values.dtype), mode="clip")
 
-        Values are codes if these take fewer bytes, and unless rows are shuffled: of those, a batch has few of each
-        block, and would read all tables for them.
-        """
-        codes, offsets = self._codes_of(lists)
+    def compare(self, features: _Columns, schema: BatchSchema, coded: Collection[str], rows: int) -> None:
+        """Find scalars without nulls, and their extremes, in two calls: where two threads encode, numpy's, two for each
+        column, wait for each other."""
+        integers, floats = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+        for column in itertools.chain(*(schema.group(group) for group in ("categorical", "dense", "label"))):
+            if column.name in coded or (self.observer is None and column.on_nonfinite == "keep"):
+                continue
+            values = features[column.name]
+            if isinstance(values, pl.Series):
+                if values.null_count():
+                    continue
+                values = values.to_numpy()
+            own = integers if values.dtype is _INT64 else floats if values.dtype is _FLOAT32 else None
+            if own is not None and values.ndim == 1 and values.flags.c_contiguous:
+                own[column.name] = values
+        self.plain = integers | floats
+        count = itertools.repeat(rows if self.repeats is None else int(self.repeats.sum()))
+        if integers and self.observer is not None:
+            extremes = native.extremes(list(integers.values())).tolist()
+            self.observer.count_ids(integers, itertools.islice(count, len(integers)), extremes)
+            self.counted.update(integers)
+        if not floats:
+            return
+        ends = native.extremes(list(floats.values()))
+        of_floats = dict(zip(floats, ends.tolist(), strict=True))
         if self.observer is not None:
-            self.observer.count_lists(column, offsets, self.repeats)
-        if column.dtype == "float32":
-            table = self._count_floats(lists, column)
-        else:
-            table = _narrowed(lists.values)
-            if len(codes):
-                extremes = _extremes(lists.values, None if lists.index is not None else codes)
-                self._counted.append((column, extremes, self._count_of(lists)))
-        values = CodedArray(codes, _at_entries(lists, table))
-        is_smaller = values.nbytes < values.dtype.itemsize * len(codes)
-        return values if is_smaller and self.order is None else np.asarray(values), offsets
+            all_finite = math.isfinite(ends.sum())  # of float32, summed as float64
+            names = list(floats if all_finite else itertools.compress(floats, np.isfinite(ends).all(axis=1)))
+            extremes = [of_floats[name] for name in names]
+            self.observer.count_float_columns(names, itertools.islice(count, len(names)), extremes)
+            self.counted.update(names)
+        self.extremes = of_floats
+
+    def lists(self, columns: Sequence[SlotColumn], coded: Mapping[str, CodedValues]) -> dict[str, _EncodedLists]:
+        """The values and offsets of sparse features; both are counted.
+
+        Values are codes if these take fewer bytes.
+        """
+        names = [column.name for column in columns]
+        same: dict[tuple[object, ...], tuple[native.Codes, NDArray[np.int64]]] = {}  # columns may share their codes
+        picked = []
+        for name in names:
+            key = _place_of(coded[name])
+            if key not in same:
+                same[key] = self._codes_of(coded[name])
+            picked.append(same[key])
+        if self.observer is not None and self.repeats is None and names:
+            self.observer.count_list_columns(names, [offsets for _, offsets in picked])
+        elif self.observer is not None:
+            for column, (_, offsets) in zip(columns, picked, strict=True):
+                self.observer.count_lists(column, offsets, self.repeats)
+        pairs: dict[str, tuple[NDArray[np.int64], native.Codes | None]] = {
+            column.name: (coded[column.name].values, None if coded[column.name].index is not None else codes)
+            for column, (codes, _) in zip(columns, picked, strict=True)
+            if column.dtype == "int64" and len(codes)
+        }
+        ends = dict(zip(pairs, native.used_extremes(list(pairs.values())) if pairs else (), strict=True))
+        found: dict[str, _EncodedLists] = {}
+        for column, (codes, offsets) in zip(columns, picked, strict=True):
+            own = coded[column.name]
+            if column.dtype == "float32":
+                table = self._count_floats(own, column)
+            elif len(codes):
+                least, most, *extremes = ends[column.name]
+                table = _narrowed(own.values, least, most)
+                self._ids.append((column.name, self._count_of(own), extremes))
+            else:
+                table = own.values
+            values = CodedArray(codes, _at_entries(own, table))
+            is_smaller = values.nbytes < values.dtype.itemsize * len(codes)
+            found[column.name] = values if is_smaller else np.asarray(values), offsets, None
+        return found
 
     def _codes_of(self, lists: CodedValues) -> tuple[native.Codes, NDArray[np.int64]]:
         """The codes of the lists, or of their slices, in the order of the result, and their offsets in it.
@@ -236,12 +299,15 @@ class _GatheredColumns:
         ends = lists.offsets
         assert ends is not None
         if self.order is None and lists.slices is None:
-            return lists.codes.copy(), ends
+            codes = empty(len(lists.codes), lists.codes.dtype)
+            codes[:] = lists.codes
+            return codes, ends
         start, offsets = (0, ends) if lists.slices is None else lists.slices
         if self.order is not None:
-            lengths, ends = np.diff(ends), np.zeros(len(ends), np.int64)
+            lengths, ends = np.diff(ends), empty(len(ends), np.int64)
+            ends[0] = 0
             np.cumsum(self.in_order(lengths), out=ends[1:])
-        codes = np.empty(int(ends[-1]), lists.codes.dtype)
+        codes = empty(int(ends[-1]), lists.codes.dtype)
         native.slice_values(offsets, lists.codes, codes.itemsize, start, ends, codes, self.order)
         return codes, ends
 
@@ -252,19 +318,23 @@ class _GatheredColumns:
         target: NDArray[Any],
         first: int = 0,
         step: int = 1,
-        extremes: NDArray[np.int64] | None = None,
+        counted: bool = False,
     ) -> None:
         """Set every `step`-th value of a flat target from the first on: of all codes, at the end."""
-        self._targets.append((target, first, step, _at_entries(coded, values), coded.codes, extremes))
+        self._targets.append((target, first, step, _at_entries(coded, values), coded.codes, counted))
 
-    def add_ids(self, coded: CodedValues, column: SlotColumn) -> NDArray[np.int64]:
+    def ids(self, columns: Sequence[SlotColumn], coded: Mapping[str, CodedValues]) -> dict[str, NDArray[np.int64]]:
         """The ids of all codes, which are set, and counted, at the end."""
-        target, extremes = np.empty(len(coded.codes), np.int64), np.empty(2, np.int64)
-        if not len(target):
-            return target
-        self.add(coded, _narrowed(coded.values), target, extremes=extremes)
-        self._counted.append((column, extremes, self._count_of(coded)))
-        return target
+        found = {column.name: empty(len(coded[column.name].codes), np.int64) for column in columns}
+        filled = [name for name, target in found.items() if len(target)]
+        if not filled:
+            return found
+        extremes = native.extremes([coded[name].values for name in filled]).tolist()
+        for name, (least, most) in zip(filled, extremes, strict=True):
+            own = coded[name]
+            self.add(own, _narrowed(own.values, least, most), found[name], counted=True)
+            self._gathered.append((name, self._count_of(own)))
+        return found
 
     def add_floats(
         self, coded: CodedValues, column: SlotColumn, target: NDArray[np.float32], first: int, step: int
@@ -281,9 +351,10 @@ class _GatheredColumns:
             return apply_on_nonfinite(values, column, self.observer, repeats=Repeats(coded.uses))
         if self.observer is not None:
             assert coded.used is not None, "of floats, the least and the greatest are counted"
-            used = values[coded.used]
-            extremes = (np.minimum.reduce(used), np.maximum.reduce(used)) if coded.count else (math.inf, -math.inf)
-            self.observer.count_floats(column, self._count_of(coded), extremes)
+            if coded.count:
+                used = values[coded.used]
+                extremes = (float(np.minimum.reduce(used)), float(np.maximum.reduce(used)))
+                self._floats.append((column.name, self._count_of(coded), extremes))
         return values
 
     def _count_of(self, coded: CodedValues) -> int:
@@ -295,11 +366,19 @@ class _GatheredColumns:
 
     def finish(self) -> None:
         """Gather, and count."""
-        if self._targets:
-            native.gather_codes(self._targets, self.order)
-        if self.observer is not None:
-            for column, (low, high), count in self._counted:
-                self.observer.count_extremes(column, count, low, high)
+        ends = native.gather_codes(self._targets, self.order) if self._targets else []
+        ids = [*self._ids, *((*each, pair) for each, pair in zip(self._gathered, ends, strict=True))]
+        if self.observer is not None and ids:
+            self.observer.count_ids(*zip(*ids, strict=True))
+        if self.observer is not None and self._floats:
+            self.observer.count_float_columns(*zip(*self._floats, strict=True))
+
+
+def _place_of(lists: CodedValues) -> tuple[object, ...]:
+    """What is equal for lists whose codes, offsets and slices lie in the same memory."""
+    arrays = [lists.codes, lists.offsets, *(() if lists.slices is None else lists.slices[1:])]
+    places = [None if each is None else (each.ctypes.data, len(each), each.dtype) for each in arrays]
+    return (*places, None if lists.slices is None else lists.slices[0])
 
 
 def _at_entries(coded: CodedValues, values: NDArray[Any]) -> NDArray[Any]:
@@ -311,41 +390,9 @@ def _at_entries(coded: CodedValues, values: NDArray[Any]) -> NDArray[Any]:
     return table
 
 
-def _narrowed(ids: NDArray[np.int64]) -> NDArray[np.int64] | NDArray[np.int32]:
+def _narrowed(ids: NDArray[np.int64], least: int, most: int) -> NDArray[np.int64] | NDArray[np.int32]:
     """Ids in 32 bits, if these hold them all: twice as many are in the caches."""
-    fit = not len(ids) or (np.minimum.reduce(ids) >= -(2**31) and np.maximum.reduce(ids) < 2**31)
-    return ids.astype(np.int32) if fit else ids
-
-
-def _extremes(values: NDArray[np.int64], codes: native.Codes | None) -> NDArray[np.int64]:
-    """The least and the greatest of the values that codes stand for (None: of all); in most chunks, of all of them."""
-    ends = values.argmin(), values.argmax()
-    if codes is not None and not all(native.has_code(codes, int(end)) for end in ends):
-        values = values[native.mark_codes(codes, len(values))]
-        ends = values.argmin(), values.argmax()
-    return values[list(ends)]
-
-
-def _with_extremes(
-    features: _Columns, schema: BatchSchema, counted: bool, coded: Collection[str], rows: int
-) -> tuple[_Columns, _Extremes]:
-    """The features, of which scalars without nulls are arrays, and the extremes of those that need them, found in one
-    call: where two threads encode, numpy's, two for each column, wait for each other. Of few rows, none.
-    """
-    if rows < _MANY_ROWS:
-        return features, {}
-    arrays: dict[str, NDArray[Any]] = {}
-    for column in (*schema.group("categorical"), *schema.group("dense"), *schema.group("label")):
-        if column.name in coded or not (counted or column.on_nonfinite != "keep"):
-            continue
-        values = features[column.name]
-        if isinstance(values, pl.Series):
-            if isinstance(values.dtype, pl.Array) or values.null_count():
-                continue
-            values = values.to_numpy()
-        if values.ndim == 1 and len(values) and values.dtype in _COMPARED and values.flags.c_contiguous:
-            arrays[column.name] = values
-    return {**features, **arrays}, dict(zip(arrays, native.extremes(list(arrays.values())), strict=True))
+    return ids.astype(np.int32) if least >= -(2**31) and most < 2**31 else ids
 
 
 def _scalars(series: pl.Series | NDArray[Any], name: str, filters: Mapping[str, str]) -> NDArray[Any]:
@@ -362,13 +409,12 @@ def _scalars(series: pl.Series | NDArray[Any], name: str, filters: Mapping[str, 
 
 
 def _ids(series: pl.Series | NDArray[Any], column: SlotColumn, gathered: _GatheredColumns) -> NDArray[np.int64]:
+    if column.name in gathered.counted:
+        return gathered.plain[column.name]
     ids = _scalars(series, column.name, gathered.filters)
     if gathered.observer is not None:
         count = len(ids) if gathered.repeats is None else int(gathered.repeats.sum())
-        if column.name in gathered.extremes:
-            gathered.observer.count_extremes(column, count, *gathered.extremes[column.name])
-        else:
-            gathered.observer.count_integers(column, ids, count)
+        gathered.observer.count_integers(column, ids, count)
     return ids
 
 
@@ -404,7 +450,7 @@ def _row_major(
     gathered: _GatheredColumns,
 ) -> NDArray[np.float32]:
     width = sum(column.width for column in columns)
-    matrix = np.empty((rows_of_all, width), dtype=np.float32)
+    matrix = empty((rows_of_all, width), np.float32)
     flat = matrix.reshape(-1)
     of_rows = None if gathered.repeats is None else Repeats(gathered.repeats)
     sources: list[tuple[int | slice, NDArray[Any]]] = []
@@ -413,14 +459,18 @@ def _row_major(
         if column.name in coded:
             gathered.add_floats(coded[column.name], column, flat, column.offset, width)
             continue
-        series = features[column.name]
+        if column.name in gathered.counted and gathered.order is None:
+            laid[column.offset] = gathered.plain[column.name]
+            continue
+        series = gathered.plain[column.name] if column.name in gathered.plain else features[column.name]
         target: int | slice
         if isinstance(series, pl.Series) and isinstance(series.dtype, pl.Array):
             target, values = slice(column.offset, column.offset + column.width), _vectors(series, column.name)
         else:
             target, values = column.offset, _scalars(series, column.name, gathered.filters)
-        extremes = gathered.extremes.get(column.name)
-        values = apply_on_nonfinite(values, column, gathered.observer, repeats=of_rows, extremes=extremes)
+        if column.name not in gathered.counted:
+            extremes = gathered.extremes.get(column.name)
+            values = apply_on_nonfinite(values, column, gathered.observer, repeats=of_rows, extremes=extremes)
         is_copied = values.dtype == np.float32 and values.flags.c_contiguous
         if is_copied and isinstance(target, int) and gathered.order is None:
             laid[target] = values

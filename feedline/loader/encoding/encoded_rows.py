@@ -9,13 +9,14 @@ within a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.native.coded_values import CodedArray
 from feedline.native.unique_rows import UniqueRows, chosen_unique, join_inverses

@@ -20,13 +20,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -126,7 +127,14 @@ class BatchSchema:
         return {column.name: column for column in self.columns}
 
     def group(self, group: str) -> tuple[SlotColumn, ...]:
-        return tuple(column for column in self.columns if column.group == group)
+        return self._groups.get(group, ())
+
+    @cached_property
+    def _groups(self) -> dict[str, tuple[SlotColumn, ...]]:
+        groups: dict[str, list[SlotColumn]] = {}
+        for column in self.columns:
+            groups.setdefault(column.group, []).append(column)
+        return {group: tuple(columns) for group, columns in groups.items()}
 
     @cached_property
     def sparse(self) -> tuple[SlotColumn, ...]:

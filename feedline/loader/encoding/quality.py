@@ -10,18 +10,20 @@ percentiles are exact below, and at most 0.2 % too low above.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
+from feedline.native.rows import count_lengths
 from feedline.native.unique_rows import first_uses
 
 if TYPE_CHECKING:  # a trainer, which merges, does not load Polars
@@ -90,22 +92,19 @@ class Quality:
 
 def merge(parts: Iterable[Quality]) -> Quality:
     """The counts of all rows of at least one part."""
-    return functools.reduce(_merge, parts)
-
-
-def _merge(one: Quality, other: Quality) -> Quality:
-    counts = one.counts + other.counts
-    longest = COUNTS.index("longest")
-    counts[longest] = np.maximum(one.counts[longest], other.counts[longest])
-    lengths = [_add(first, second) for first, second in zip(one.histograms(), other.histograms(), strict=True)]
+    each = list(parts)
+    every = np.array([part.counts for part in each])
+    counts, longest = every.sum(0), COUNTS.index("longest")
+    counts[longest] = every[:, longest].max(0)
+    widths: Counts = np.array([part.widths for part in each]).max(0)
     return Quality(
-        rows=one.rows + other.rows,
+        rows=sum(part.rows for part in each),
         counts=counts,
-        integers=_widest(one.integers, other.integers),
-        floats=_widest(one.floats, other.floats),
-        histogram=_join(lengths),
-        widths=np.array([len(buckets) for buckets in lengths], dtype=np.int64),
-        lookups=one.lookups + other.lookups,
+        integers=_widest(np.array([part.integers for part in each])),
+        floats=_widest(np.array([part.floats for part in each])),
+        histogram=_histogram(each, widths),
+        widths=widths,
+        lookups=np.array([part.lookups for part in each]).sum(0),
     )
 
 
@@ -116,8 +115,21 @@ def _add(one: Counts, other: Counts) -> Counts:
     return total
 
 
-def _widest(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1])])
+def _histogram(parts: Sequence[Quality], widths: Counts) -> Counts:
+    """The sums of the parts' histograms, each as long as the longest of them: `widths`."""
+    total = np.zeros(int(widths.sum()), np.int64)
+    for part in parts:
+        if (part.widths == widths).all():
+            total += part.histogram
+            continue
+        for buckets, sums in zip(part.histograms(), np.split(total, np.cumsum(widths)[:-1]), strict=True):
+            sums[: len(buckets)] += buckets
+    return total
+
+
+def _widest(ends: NDArray[Any]) -> NDArray[Any]:
+    """The least and the greatest of [parts, 2, F]."""
+    return np.stack([ends[:, 0].min(0), ends[:, 1].max(0)])
 
 
 def _join(lengths: Sequence[Counts]) -> Counts:
@@ -133,15 +145,35 @@ class Observer:
     def __init__(self, schema: BatchSchema, reads: Sequence[tuple[str, ...]]) -> None:
         self._index = {column.name: index for index, column in enumerate(schema)}
         self._sparse_index = {column.name: index for index, column in enumerate(schema.group("sparse"))}
-        self._reads = reads
-        self._shared = {name for columns in reads if len(columns) > 1 for name in columns}  # counted row by row
-        self._rows = 0
-        self._counts = {name: [0] * len(schema) for name in COUNTS}
-        self._integers = [[int(_MOST)] * len(schema), [int(_LEAST)] * len(schema)]
-        self._floats = [[np.inf] * len(schema), [-np.inf] * len(schema)]
-        self._lengths: list[Counts] = [np.zeros(1, dtype=np.int64)] * len(self._sparse_index)
+        self._readers: dict[str, list[int]] = {}  # by column: the features that read it alone
+        several: dict[tuple[str, ...], list[int]] = {}
+        for index, columns in enumerate(reads):
+            if len(columns) == 1:
+                self._readers.setdefault(columns[0], []).append(index)
+            else:
+                several.setdefault(columns, []).append(index)
+        self._several = tuple(several.items())  # counted row by row
+        self._shared = {name for columns in several for name in columns}
         self._first_lookup = _lookup_starts(schema)
-        self._lookups = np.zeros((2, sum(column.lookups for column in schema)), dtype=np.int64)
+        self._all_lookups = sum(column.lookups for column in schema)
+        self._begin()
+
+    def _begin(self) -> None:
+        features, lists = len(self._index), len(self._sparse_index)
+        self._rows = 0
+        self._counts = {name: [0] * features for name in COUNTS}
+        self._integers = [[int(_MOST)] * features, [int(_LEAST)] * features]
+        self._floats = [[np.inf] * features, [-np.inf] * features]
+        self._lengths = np.zeros((lists, _EXACT_LENGTHS), np.int64)
+        self._longest = [0] * lists  # of the lengths that these hold
+        self._long: dict[int, Counts] = {}  # buckets of chunks with longer lists
+        self._lookups = np.zeros((2, self._all_lookups), dtype=np.int64)
+
+    def again(self) -> Observer:
+        """One of the same features that has counted nothing."""
+        other = copy.copy(self)
+        other._begin()
+        return other
 
     def count_rows(self, frame: pl.DataFrame, repeated: Sequence[tuple[pl.DataFrame, NDArray[np.int32]]] = ()) -> None:
         """Count source rows and nulls: a feature's row is null if one of its columns is.
@@ -158,14 +190,15 @@ class Observer:
                 of_one[series.name] = 0 if is_null is None else int(repeats[is_null].sum())
                 if is_null is not None and series.name in self._shared:
                     nulls[series.name] = type(series)(is_null[inverse])
-        counts = {
-            columns: of_one[columns[0]]
-            if len(columns) == 1 and columns[0] in of_one
-            else _null_rows([nulls[name] for name in columns if name in nulls])
-            for columns in set(self._reads)
-        }
-        for index, columns in enumerate(self._reads):
-            self._counts["nulls"][index] += counts[columns]
+        counts = self._counts["nulls"]
+        for name, count in of_one.items():
+            if count:
+                for index in self._readers.get(name, ()):
+                    counts[index] += count
+        for columns, readers in self._several if nulls else ():
+            count = _null_rows([nulls[name] for name in columns if name in nulls])
+            for index in readers:
+                counts[index] += count
 
     def count_lookups(self, name: str, counts: Sequence[tuple[int, int]]) -> None:
         """Count, per lookup of the feature's chain, the values looked up and those that it did not find."""
@@ -180,16 +213,23 @@ class Observer:
 
     def count_extremes(self, column: SlotColumn, count: int, low: float, high: float) -> None:
         """Count finished ids, given their minimum and maximum."""
-        index = self._index[column.name]
-        self._counts["values"][index] += count
-        self._stretch(self._integers, index, int(low), int(high))
+        self.count_ids([column.name], [count], [(int(low), int(high))])
 
     def count_floats(self, column: SlotColumn, values: int, extremes: tuple[float, float]) -> None:
         """Count finished floats. extremes: minimum and maximum of the finite ones."""
-        index = self._index[column.name]
-        self._counts["values"][index] += values
         low, high = extremes
-        self._stretch(self._floats, index, float(low) + 0.0, float(high) + 0.0)  # of 0.0 and -0.0, always 0.0
+        self.count_float_columns([column.name], [values], [(float(low), float(high))])
+
+    def count_ids(self, names: Iterable[str], values: Iterable[int], extremes: Iterable[Sequence[int]]) -> None:
+        """Count finished ids of several features: how many each has, and their minimum and maximum."""
+        self._stretch(self._integers, names, values, extremes)
+
+    def count_float_columns(
+        self, names: Iterable[str], values: Iterable[int], extremes: Iterable[Sequence[float]]
+    ) -> None:
+        """Count finished floats of several features: how many each has, minimum and maximum of the finite ones."""
+        # of 0.0 and -0.0, always 0.0
+        self._stretch(self._floats, names, values, [(low + 0.0, high + 0.0) for low, high in extremes])
 
     def count_nonfinite(self, column: SlotColumn, values: int) -> None:
         """Count values or weights that are NaN or infinite."""
@@ -197,34 +237,65 @@ class Observer:
 
     def count_lists(self, column: SlotColumn, offsets: Counts, repeats: Counts | None = None) -> None:
         """Count finished lists, given their offsets. repeats: int64 [lists], how many rows have each (None: one)."""
-        lengths = offsets[1:] - offsets[:-1]
-        if not len(lengths):
+        if repeats is None:
+            self.count_list_columns([column.name], [np.ascontiguousarray(offsets, np.int64)])
             return
-        index, sparse = self._index[column.name], self._sparse_index[column.name]
-        longest = int(np.maximum.reduce(lengths))
-        if longest >= _EXACT_LENGTHS:
-            lengths = _buckets(lengths)
-        counts = np.bincount(lengths, repeats)
-        self._lengths[sparse] = _add(self._lengths[sparse], counts.astype(np.int64, copy=False))
-        self._counts["longest"][index] = max(self._counts["longest"][index], longest)
+        lengths = offsets[1:] - offsets[:-1]
+        if len(lengths):
+            self._add_lengths(column.name, lengths, int(lengths.max()), repeats)
+
+    def count_list_columns(self, names: Sequence[str], offsets: Sequence[Counts]) -> None:
+        """Count finished lists of several features, different ones, given the offsets of each."""
+        places = [self._sparse_index[name] for name in names]
+        longest = count_lengths(offsets, places, self._lengths)
+        for name, place, most, borders in zip(names, places, longest, offsets, strict=True):
+            if most >= _EXACT_LENGTHS:
+                self._add_lengths(name, borders[1:] - borders[:-1], most)
+            elif most > self._longest[place]:
+                self._longest[place] = most
+                self._stretch_longest(name, most)
+
+    def _add_lengths(self, name: str, lengths: Counts, longest: int, repeats: Counts | None = None) -> None:
+        place = self._sparse_index[name]
+        buckets = _buckets(lengths) if longest >= _EXACT_LENGTHS else lengths
+        counts = np.bincount(buckets, repeats).astype(np.int64, copy=False)
+        self._long[place] = _add(self._long[place], counts) if place in self._long else counts
+        self._stretch_longest(name, longest)
 
     def quality(self) -> Quality:
         """The counts so far."""
+        lengths = [counts[: most + 1] for counts, most in zip(self._lengths, self._longest, strict=True)]
+        for place, counts in self._long.items():
+            lengths[place] = _add(lengths[place], counts)
         return Quality(
             rows=self._rows,
             counts=np.array([self._counts[name] for name in COUNTS], dtype=np.int64),
             integers=np.array(self._integers, dtype=np.int64),
             floats=np.array(self._floats, dtype=np.float64),
-            histogram=_join(self._lengths),
-            widths=np.array([len(buckets) for buckets in self._lengths], dtype=np.int64),
+            histogram=_join(lengths),
+            widths=np.array([len(buckets) for buckets in lengths], dtype=np.int64),
             lookups=self._lookups.copy(),
         )
 
-    def _stretch(self, bounds: list[list[Any]], index: int, low: float, high: float) -> None:
-        if low < bounds[0][index]:
-            bounds[0][index] = low
-        if high > bounds[1][index]:
-            bounds[1][index] = high
+    def _stretch(
+        self,
+        bounds: list[list[Any]],
+        names: Iterable[str],
+        values: Iterable[int],
+        extremes: Iterable[Sequence[float]],
+    ) -> None:
+        (least, most), counts = bounds, self._counts["values"]
+        for name, count, (low, high) in zip(names, values, extremes, strict=True):
+            place = self._index[name]
+            counts[place] += count
+            if low < least[place]:
+                least[place] = low
+            if high > most[place]:
+                most[place] = high
+
+    def _stretch_longest(self, name: str, longest: int) -> None:
+        place = self._index[name]
+        self._counts["longest"][place] = max(self._counts["longest"][place], longest)
 
 
 def _lookup_starts(schema: BatchSchema) -> dict[str, int]:

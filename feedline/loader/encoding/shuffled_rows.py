@@ -9,13 +9,13 @@ instead (`encode`). Without the compiled kernel, rows are gathered at once (`tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.encoded_rows import EncodedRows, group_inverse, take, with_values
 from feedline.native import rows as native
 from feedline.native.unique_rows import UniqueRows, chosen_unique

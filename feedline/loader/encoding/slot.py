@@ -8,8 +8,8 @@ rows are gathered by that copy. No allocations, except the Arrow stream of extra
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import GroupPlacement, MatrixOffsets, Placement, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
@@ -125,16 +126,22 @@ def _draft_group(slices: Sequence[RowSlice], index: int) -> GroupDraft:
 
 def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     """Write a measured batch into `buffer`, of at least `batch.placement.nbytes` bytes."""
-    header = layout.header_struct.pack(*layout.header_to_words(batch.header))
-    parts = (batch.slices, *(group.slices for group in batch.groups))
     if native.COMPILED:
-        pieces = [(_places(layout, batch, index), [_piece(each) for each in part]) for index, part in enumerate(parts)]
-        native.write_slot(buffer, header, batch.placement.gaps, pieces)
+        native.write_slot(buffer, *content(layout, batch))
     else:
-        _write_arrays(layout, batch, header, buffer)
-    _write_extras(layout, batch, buffer)
-    for index, (group, place) in enumerate(zip(batch.groups, batch.placement.groups, strict=True)):
-        _write_inverse(view(buffer, "int32", place.inverse, batch.header.rows), batch.slices, index, group.shifts)
+        _write_arrays(layout, batch, buffer)
+
+
+def content(layout: SlotLayout, batch: Draft) -> native.SlotContent:
+    """What `write` writes, for the compiled functions."""
+    parts = (batch.slices, *(group.slices for group in batch.groups))
+    pieces = [(_places(layout, batch, index), [_piece(each) for each in part]) for index, part in enumerate(parts)]
+    return native.SlotContent(_header(layout, batch), batch.placement.gaps, pieces, list(_copies(layout, batch)))
+
+
+def _header(layout: SlotLayout, batch: Draft) -> bytes:
+    header: bytes = layout.header_struct.pack(*layout.header_to_words(batch.header))
+    return header
 
 
 def _places(layout: SlotLayout, batch: Draft, index: int) -> native.SlotPlaces:
@@ -142,7 +149,7 @@ def _places(layout: SlotLayout, batch: Draft, index: int) -> native.SlotPlaces:
     part, header, placement = layout.parts[index], batch.header, batch.placement
     rows = (header.rows, *header.unique)[index]
     section: MatrixOffsets | GroupPlacement = placement.groups[index - 1] if index else placement.matrices
-    before = _rows_before(layout, header)
+    before = _rows_before(layout, header) if part.sparse else ()
     lengths, offsets = placement.matrices.lengths, placement.matrices.offsets
     lists = tuple(
         (
@@ -168,8 +175,9 @@ def _piece(piece: RowSlice) -> native.SlotPiece:
     return piece.start, piece.stop, piece.valid, *arrays
 
 
-def _write_arrays(layout: SlotLayout, batch: Draft, header: bytes, buffer: NDArray[np.uint8]) -> None:
+def _write_arrays(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     """The same without the compiled function, where no rows are in another order."""
+    header = _header(layout, batch)
     buffer[: len(header)] = np.frombuffer(header, np.uint8)
     for start, stop in batch.placement.gaps:
         buffer[start:stop] = 0  # so that a slot's bytes depend on its batch alone
@@ -181,20 +189,29 @@ def _write_arrays(layout: SlotLayout, batch: Draft, header: bytes, buffer: NDArr
         end = row + piece.stop - piece.start
         valid[row:end] = piece.valid
         row = end
+    for place, copied in _copies(layout, batch):
+        values = np.frombuffer(copied, np.uint8)
+        buffer[place : place + values.size] = values
 
 
-def _write_extras(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
+def _copies(layout: SlotLayout, batch: Draft) -> Iterator[tuple[int, Buffer]]:
+    """Where extras and inverses are written, and their bytes."""
     for index, (column, begin) in enumerate(zip(layout.extra, batch.placement.extra, strict=True)):
         if begin is None:
             continue
-        target, row = view(buffer, column.dtype, begin, batch.header.rows), 0
+        place = begin
         for piece in batch.slices:
-            end = row + piece.stop - piece.start
-            target[row:end] = fixed_values(piece.encoded.extra[index].slice(piece.start, end - row), column)
-            row = end
+            values = fixed_values(piece.encoded.extra[index].slice(piece.start, piece.stop - piece.start), column)
+            yield place, values
+            place += values.nbytes
     if batch.ipc is not None:
-        begin = batch.placement.ipc
-        buffer[begin : begin + batch.ipc.size] = np.frombuffer(batch.ipc, dtype=np.uint8)
+        yield batch.placement.ipc, batch.ipc
+    for index, (group, where) in enumerate(zip(batch.groups, batch.placement.groups, strict=True)):
+        place = where.inverse
+        for piece, shift in zip(batch.slices, group.shifts, strict=True):
+            inverse = np.add(piece.unique(index)[1], np.int32(shift))
+            yield place, inverse
+            place += inverse.nbytes
 
 
 def write_rows(
@@ -251,14 +268,6 @@ def _write_lengths(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8], 
     for place, offsets in zip(places, arrays.offsets, strict=True):
         start = batch.placement.matrices.lengths + 4 * before[place]
         np.subtract(offsets[1:], offsets[:-1], out=view(buffer, "int32", start, arrays.rows), casting="unsafe")
-
-
-def _write_inverse(target: NDArray[np.int32], slices: Sequence[RowSlice], index: int, shifts: Sequence[int]) -> None:
-    row = 0
-    for piece, shift in zip(slices, shifts, strict=True):
-        end = row + piece.stop - piece.start
-        np.add(piece.unique(index)[1], np.int32(shift), out=target[row:end])
-        row = end
 
 
 def _write_offsets(arrays: EncodedRows, piece: RowSlice, row: int, filled: Sequence[int]) -> list[int]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from feedline.dataclass import dataclass
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 
 WAITS = 0.03  # the share of waiting up to which the trainer is the limit; the same as `autoscale.wait`

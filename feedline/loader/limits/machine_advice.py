@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
+from feedline.dataclass import dataclass
 from feedline.loader.limits.linear_bound import Resource, ResourceLimits
-from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
+from feedline.loader.limits.run_facts import LOCAL_FORMS, Capacity, Interval, RunFacts
 
 # --------------------------------------------------------------------------------------------------------------------
 # Advice: a change of a pipeline, a command or a table, with the gain that is predicted of it. Pure; no torch.
@@ -144,7 +144,7 @@ def _more_threads(
         return
     if limit.name == "lock" and capacity.form == "threads":  # processes are advised
         return
-    is_local = capacity.form in ("threads", "processes")
+    is_local = capacity.form in LOCAL_FORMS
     per_worker = max(1, round(capacity.threads / max(capacity.workers, 1)))
     if limit.name == "threads" and capacity.form == "threads":
         most = _MOST_THREADS if lock is not None else min(_MOST_THREADS, _MOST_MORE_THREADS * capacity.threads)
@@ -170,7 +170,7 @@ def _more_threads(
     if has_trainer and workers * per_worker < needed:
         ends = "it still waits"
     if limit.name == "cores" and (is_local or capacity.cores < capacity.threads):
-        sent = limits if capacity.form != "threads" else _with_sending(limits, facts)
+        sent = _with_sending(limits, facts) if capacity.form in ("pool", "threads") else limits
         yield _other_hosts(limits, sent, capacity, workers * per_worker / capacity.threads, noise)
         return
     change = f"{workers} workers at the scheduler"
@@ -232,7 +232,7 @@ def _other_hosts(
 
 
 _OTHER_HOSTS = {
-    **dict.fromkeys(("threads", "processes"), "cluster: {scheduler: tcp://…} with workers on other hosts"),
+    **dict.fromkeys(LOCAL_FORMS, "cluster: {scheduler: tcp://…} with workers on other hosts"),
     "scheduler": "workers of the scheduler on other hosts",
     "provider": "cluster: {workers: N} on other hosts",
 }
@@ -251,12 +251,12 @@ def _processes(
     computing_s = facts.block_busy_s - facts.times.fetch_s
     running = max(0.0, 1 - waiting_s / computing_s)
     uses = {stage: use if stage == "store wait" else use * running for stage, use in threads.uses.items()}
-    changed = _with_workers(_with_sending(limits, facts).with_uses({"threads": uses}), workers, 1)
+    changed = _with_workers(limits.with_uses({"threads": uses}), workers, 1)
     waits = f"block threads wait for each other {waiting_s / facts.block_busy_s:.0%} of the time: blocks are short"
     yield _advice(
         "processes",
         predicted(limits, changed, noise),
-        change=f"cluster: {{workers: {workers}, threads: 1}}",
+        change=f"cluster: {{processes: {workers}, threads: 1}}",
         reason=waits if limit.name == "threads" else "threads of one process share the interpreter's lock",
         caveat="larger row groups make blocks longer, too",
     )

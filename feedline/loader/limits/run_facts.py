@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from statistics import median
 from typing import Self
 
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.wire.facts import BlockStats, FeederStats
 
@@ -36,11 +37,15 @@ class Interval:
         return Interval(low=low, high=high)
 
 
+# Of `cluster`, where workers share the trainer's host.
+LOCAL_FORMS = ("pool", "threads", "processes")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """What a run may use. cores: that compute blocks; threads: of all workers, for this trainer; workers: processes.
 
-    form: of `cluster`: "threads", "processes", "provider" or "scheduler". own_cores: whether blocks, feeder and
+    form: of `cluster`: "pool", "threads", "processes", "provider" or "scheduler". own_cores: whether blocks, feeder and
     trainer share `cores`. store_bytes_per_s: that its store delivers at most (None: unknown). window: blocks in flight
     (0: undecided), with its reason. epochs: of the run. cached: whether it has a cache of features. copiers: threads
     that copy batches into slots. lock_share: of the CPU time of a block thread, for which it holds the interpreter's
@@ -84,11 +89,11 @@ def capacity_in_form(form: str, stats: FeederStats, *, cores: float, workers: in
     """The capacities with a form of `cluster`. cores: of the feeder's host, which workers share in two of the forms; in
     the others they are those of the workers' hosts, or as many as threads where these are unknown."""
     threads = max(stats.threads, 1)
-    is_local = form in ("threads", "processes")
+    is_local = form in LOCAL_FORMS
     return Capacity(
         cores=cores if is_local else stats.cores or float(threads),
         threads=threads,
-        workers=workers,
+        workers=threads if form == "pool" else workers,
         form=form,
         own_cores=is_local,
         window=stats.window,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Generic, TypeVar
 
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.loader.limits.run_facts import RunFacts, capacity_of
 from feedline.loader.limits.verdict import Verdict, judge, short
 from feedline.loader.wire.facts import FeederStats

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from feedline.dataclass import dataclass
 from feedline.loader.limits.linear_bound import WAITS, Resource, ResourceLimits, is_crowded, limits_of, ties
 from feedline.loader.limits.machine_advice import Advice, counted, machine_advice, sorted_advice
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, interval_of, sum_samples
@@ -279,6 +280,6 @@ def _cause(facts: RunFacts, capacity: Capacity) -> str:
     if 0 < capacity.window < capacity.threads:
         blocks = "one block" if capacity.window == 1 else f"{capacity.window} blocks"
         return f"{blocks} may be in flight for {capacity.threads} threads ({capacity.window_reason})"
-    if capacity.form != "threads" and facts.times.queued_s > facts.times.thread_s:
+    if capacity.form not in ("pool", "threads") and facts.times.queued_s > facts.times.thread_s:
         return "blocks wait for workers, which may compute those of other jobs"
     return "an epoch may have begun or ended; measure longer"

@@ -16,9 +16,9 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
+from feedline.dataclass import dataclass
 from feedline.errors import BatchTimeoutError, FeedlineError
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_connection import Answer, FeederConnection

@@ -15,8 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from feedline.dataclass import dataclass
 from feedline.errors import BatchTimeoutError, FeederError, FeedlineError, RingError, from_wire
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.feeder_source import Feeder, FeederSource, HostFeeder, RunFeeder

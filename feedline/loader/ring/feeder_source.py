@@ -20,10 +20,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import IO, TypeAlias
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.ring.launch import (

@@ -16,15 +16,16 @@ import stat
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.errors import FeederError
 from feedline.loader.launcher import RankInfo, meeting_name
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
-from feedline.resources.allocators import allocator_environment
+from feedline.resources.allocators import own_or_users
 from feedline.resources.cgroups import available_cores, available_memory_bytes, launcher_affinity, rank_cores
 from feedline.resources.instructions import choose_cpu, cpu_environment
 from feedline.resources.scratch import SCRATCH_VARIABLE, ScratchFolder
@@ -39,6 +40,9 @@ _PROVIDER_EXIT_S = 45.0
 _LAST_WORDS_BYTES = 4000
 # Default memory of a rank's blocks and ring: this, or its share of half of the free memory if that is less.
 _MEMORY_BYTES = 4 * 2**30
+# Of libraries, code and buffers that a worker process has for itself.
+_PROCESS_BYTES = 256 * 2**20
+_FEW_THREADS = 2  # which one interpreter serves, unless blocks hold its lock most of the time
 # How long a thread of a feeder keeps the interpreter's lock while others wait for it. By default 5 ms: as long as a
 # block of narrow rows, whose thread asks for it after each native call, while Dask is imported and the loop delivers
 # beside it.
@@ -227,9 +231,45 @@ def feeder_access(spec: PipelineSpec, ranks: RankInfo, column_group: Sequence[st
 
 
 def feeder_threads(spec: PipelineSpec, *, cores: int) -> int:
-    """Dask threads of the feeder, or of each worker process: `cluster.threads`, or its share of the feeder's cores."""
-    threads = spec.cluster.threads
-    return max(1, cores // spec.cluster.most_workers) if threads == "auto" else threads
+    """Block threads of the feeder and its processes, or of each worker of Dask's: those of `cluster`, or its share of
+    the feeder's cores."""
+    cluster = spec.cluster
+    workers = cluster.processes or cluster.most_workers
+    threads = max(1, cores // workers) if cluster.threads == "auto" else cluster.threads
+    return threads * (cluster.processes or 1)
+
+
+def begins_with_threads(spec: PipelineSpec, *, cores: int) -> bool:
+    """Whether the feeder computes blocks in threads of its own as long as these do not wait for each other, before it
+    has processes: two threads rarely do, and the memory of a process is fresh for its first seconds."""
+    cluster = spec.cluster
+    return cluster.kind == "pool" and cluster.processes is None and feeder_threads(spec, cores=cores) <= _FEW_THREADS
+
+
+def pool_processes(threads: int, *, memory_bytes: int) -> int:
+    """The processes of a pool of so many threads: of one each, which never wait for a lock, unless memory is short."""
+    # 64 threads on a host with 8 GB free: 32 processes of two threads each.
+    most = max(1, memory_bytes // _PROCESS_BYTES)
+    return -(-threads // -(-threads // most))
+
+
+def describe_workers(spec: PipelineSpec, *, cores: int) -> str:
+    """What computes the blocks of a feeder with so many cores. Raises nothing."""
+    cluster, threads = spec.cluster, feeder_threads(spec, cores=cores)
+    match cluster.kind:
+        case "pool":
+            processes = cluster.processes or pool_processes(threads, memory_bytes=available_memory_bytes())
+            if begins_with_threads(spec, cores=cores):
+                return f"threads of the feeder: {threads}; {processes} process(es) once they wait for each other"
+            return f"processes of the feeder: {processes} of {-(-threads // processes)} thread(s), on {cores} core(s)"
+        case "threads":
+            return f"threads of the feeder: {threads}"
+        case "processes":
+            return f"Dask workers on this host: up to {cluster.most_workers} of {threads} thread(s)"
+        case "scheduler":
+            return f"Dask workers of {cluster.scheduler}"
+        case "provider":
+            return f"Dask workers of {cluster.provider}"
 
 
 def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
@@ -241,12 +281,17 @@ def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
 
 def feeder_environment(spec: PipelineSpec, *, cores: int) -> dict[str, str]:
     """The environment variables of a new feeder, after those set here: allocators, a Polars thread per Dask thread, no
-    pool for linear algebra, which no op uses. Before them: numpy's instructions by `cluster.cpu`.
+    pool for linear algebra, which no op uses, no plugins of pydantic, which take 8 ms to look for. Before them: numpy's
+    instructions by `cluster.cpu`.
 
     Raises ClusterError if this machine lacks those.
     """
     threads = feeder_threads(spec, cores=cores)
     pools = {"POLARS_MAX_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
-    defaults = {**pools, **allocator_environment(threads)}
+    defaults = {**pools, "PYDANTIC_DISABLE_PLUGINS": "1"}
     variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
-    return {**variables, **cpu_environment(choose_cpu(spec.cluster.cpu, shared=spec.cluster.is_elsewhere))}
+    return {
+        **variables,
+        **own_or_users(threads, os.environ),
+        **cpu_environment(choose_cpu(spec.cluster.cpu, shared=spec.cluster.is_elsewhere)),
+    }

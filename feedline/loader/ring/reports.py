@@ -7,9 +7,9 @@ summed. Another feeder continues from the counts of a dead one.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any, Self
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.ring.channel import REPORT

@@ -21,12 +21,13 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.errors import RingError
 from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.ring.channel import END, Channel, Descriptor
@@ -179,17 +180,18 @@ class RingWriter:
         """Whether a slot holds as many bytes: else `acquire` retires the current generation for a larger one."""
         return bool(self._current) and nbytes <= self._current[-1].memory.slot_bytes
 
-    def announce(self, stream: int, written: Sequence[tuple[RingMemory, int, SlotHeader]]) -> None:
-        """Announce slots with their batches, in one packet."""
-        packets = [
-            READY.pack(b"R", stream, memory.generation, slot, header.rows, header.epoch, header.step, header.nbytes)
-            for memory, slot, header in written
-        ]
-        self._channel.post(b"".join(packets))
+    def packet(self, stream: int, memory: RingMemory, slot: int, header: SlotHeader) -> bytes:
+        """The packet that announces a slot with its batch."""
+        return READY.pack(b"R", stream, memory.generation, slot, header.rows, header.epoch, header.step, header.nbytes)
+
+    def announce(self, packets: bytes) -> None:
+        """Announce slots by their packets, back to back; none if others were announced meanwhile."""
+        if packets:
+            self._channel.post(packets)
         if self._missing:
             missing, self._missing = self._missing, 0
             with contextlib.suppress(RingError):  # the trainer makes do with what there is
-                self._add(missing, written[0][0].slot_bytes)
+                self._add(missing, self._current[-1].memory.slot_bytes)
 
     def announce_end(self, *, stream: int, epoch: int) -> None:
         self._channel.post(END.pack(b"E", stream, epoch))
@@ -199,6 +201,12 @@ class RingWriter:
         owner = self._generations[generation]
         owner.free.append(slot)
         self._drop_if_spent(generation)
+
+    def release_all(self, arrivals: deque[Arrival]) -> None:
+        """Take the slots of FREE messages back, and empty their queue."""
+        while arrivals:
+            _, generation, slot = arrivals.popleft()
+            self.release(generation, slot)
 
     def grow(self) -> bool:
         """Double the slots, within the limit. Returns False, after telling the trainer, if there is no memory."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError
 from feedline.loader.encoding.layout import BatchSchema, MatrixOffsets, Placement, SlotHeader, SlotLayout
 from feedline.loader.encoding.slot import Buffer, read_header

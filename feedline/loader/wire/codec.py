@@ -12,15 +12,16 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeederError
 
 # Raise it with every change of a message; a test holds the messages of each version.
-WIRE_VERSION = 21
+WIRE_VERSION = 22
 
 T = TypeVar("T")
 

@@ -6,9 +6,10 @@ Runs in: the trainer, the feeder, the process of `feedline run`. Pure; no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import BatchSchema
@@ -179,11 +180,13 @@ class PlanFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederFacts:
-    """The feeder: its process id, seconds from its start to the end of its imports, log file, dashboard address."""
+    """The feeder: its process id, seconds from its start to the end of its imports, log file, addresses of Dask's
+    dashboard and of the live page."""
 
     imports_s: float
     log: str | None
     dashboard: str | None
+    live_page: str | None
     feeder: int
 
 
@@ -259,14 +262,15 @@ class RankOutcome:
 class FeederEvent:
     """An event of a rank of a feeder of `feedline run`, or the feeder's death, which the supervisor detects.
 
-    ready: it waits for a trainer (dashboard, pid). refused: another feeder serves the rank (error). trainer: one
-    attached (pid). plan: the plan is ready. stats: progress; planning: of a plan that is not ready. left: the
-    trainer left (error, stats, quality, as bytes). died: the feeder of these ranks died (status).
+    ready: it waits for a trainer (dashboard, live_page, pid). refused: another feeder serves the rank (error).
+    trainer: one attached (pid). plan: the plan is ready. stats: progress; planning: of a plan that is not ready. left:
+    the trainer left (error, stats, quality, as bytes). died: the feeder of these ranks died (status).
     """
 
     type: Literal["ready", "refused", "trainer", "plan", "stats", "left", "died"]
     rank: int | None
     dashboard: str | None = None
+    live_page: str | None = None
     pid: int | None = None
     plan: PlanFacts | None = None
     stats: FeederStats | None = None

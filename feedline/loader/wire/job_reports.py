@@ -5,7 +5,7 @@ Runs in: the feeder, and the scheduler, which loads neither torch, Polars nor py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from feedline.dataclass import dataclass
 
 # The scheduler publishes the address of each worker that it loses under this topic; feeders subscribe to it.
 LOST_TOPIC = "feedline-lost"

@@ -5,9 +5,9 @@ Runs in: both. Pure. What is sent for each batch is a packed struct (`ring/chann
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from feedline.dataclass import dataclass
 from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
 from feedline.progress import Progress
 from feedline.version import VERSION

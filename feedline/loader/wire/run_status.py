@@ -7,9 +7,10 @@ processes that show it. Pure; no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from feedline.dataclass import dataclass
 from feedline.loader.wire.facts import FeederStats
 from feedline.progress import Progress
 

@@ -7,12 +7,12 @@ docs/decisions/0032-groups-of-unique-rows.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.warehouse.parquet.repeated_rows import run_starts_at
 
 Bools = NDArray[np.bool_]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from feedline.blocks.compute import first_block_rows
 from feedline.blocks.jobs import CompiledPart, compile_job
 from feedline.blocks.request import BlockRequest, Job
 from feedline.config.features import FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.expressions.column_parts import has_column, part_of
 from feedline.loader.encoding.encode import encode

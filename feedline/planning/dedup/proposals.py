@@ -32,6 +32,7 @@ from feedline.planning.dedup.group_measure import (
     rows_to_measure,
     sample_facts,
 )
+from feedline.planning.histories import list_columns
 from feedline.planning.source_plan import SourcePlan
 from feedline.transforms.compile.dedup_groups import PLAIN_GROUPS, assign_groups
 from feedline.warehouse.parquet.dedup_columns import is_group_name
@@ -58,7 +59,7 @@ def describe_proposals(plan: SourcePlan) -> dict[str, Any]:
     present = replace(job, features=tuple(feature for feature in features if feature.dedup is not None))
     plain = replace(job, features=tuple(feature for feature in features if feature.dedup is None))
     taken = {feature.dedup for feature in present.features if feature.dedup is not None}
-    not_stored = {*plan.snapshot.partition_columns, SAMPLE_WEIGHT}
+    not_stored = {*plan.snapshot.partition_columns, SAMPLE_WEIGHT, *list_columns(plan.spec)}
     groups = _propose(plain, clustered, taken, not_stored) if plain.features else []
     assigned = assign_groups(plain.features, groups, out_of_fold=plan.spec.fit.out_of_fold)
     proposed = replace(job, features=tuple(feature for feature in assigned if feature.dedup is not None))

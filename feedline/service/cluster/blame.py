@@ -11,9 +11,10 @@ no other.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from feedline.dataclass import dataclass
 from feedline.errors import ClusterError, FeedlineError, from_wire
 
 ATTEMPTS = 4

@@ -1,7 +1,7 @@
 """The Dask side of a cluster: the scheduler and workers that this process starts, its client, its tasks.
 
 Runs in: the feeder. Importing this module imports Dask: the back ends do so when they connect. Everything listens on
-loopback, on free ports. Threads of the feeder's process pass blocks by reference. Dask's profiler, GIL monitor and
+loopback, on free ports. Dask's profiler, GIL monitor and
 spilling, which would slow the feeder down, are off.
 """
 
@@ -31,53 +31,47 @@ from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.certificates import security_of
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.fair_share import FairShare
-from feedline.service.cluster.local_cluster import start_processes, start_threads
-from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
+from feedline.service.cluster.local_cluster import start_processes
 from feedline.service.cluster.provider import close_provider, provider_config, start_provider, worker_threads
 from feedline.service.cluster.reporting import PassDemand, Reporter
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.cluster.result_fetcher import FetchedTask, ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection, check_scheduler
-from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CONFIG, THREADS_CONFIG, private_config
+from feedline.service.cluster.shared_results import SharedResults
+from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, PROVIDER_CONFIG, private_config
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.dask_patches.worker_patches import worker_failure
 from feedline.service.refused_connection import explain_refusal
-from feedline.service.scheduler.extension import offer_statuses
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.worker.watched_worker import watched_workers
 
 # Tasks after which Dask's cache of the parsed keys of tasks is cleared.
 _REMEMBERED_KEYS = 1000
-# Worker processes are killed after the first time; tasks in threads of this process get the second to end.
-_CLOSE_S, _TASKS_END_S = 5.0, 30.0
+_CLOSE_S = 5.0  # then worker processes are killed
 _ANSWER_S = 5.0  # a scheduler that takes longer to name its dashboard has none
 
 
-def open_dask(
-    request: ClusterRequest, *, cpu: Cpu, share: FairShare, dashboard_port: int, tasks: LocalTasks | None
-) -> DaskCluster:
-    """The cluster that is asked for, with Dask. Raises ClusterError. dashboard_port: of the HTTP server of one that is
-    started here. tasks: of threads of this process."""
+def open_dask(request: ClusterRequest, *, cpu: Cpu, share: FairShare, shared: SharedResults) -> DaskCluster:
+    """The cluster that is asked for, with Dask. shared: receives results of workers on this host. Raises
+    ClusterError."""
     spec, threads, elastic = request.spec, request.threads, request.elastic
     own_threads = worker_threads(spec.options) if spec.kind == "provider" else threads  # None: its class does not say
     environment: dict[str, object] = {**allocator_environment(own_threads or threads), **cpu_environment(cpu)}
     if own_threads is not None:
         environment["POLARS_MAX_THREADS"] = own_threads
-    private = private_config() if spec.kind in ("threads", "processes") else {}
-    role = FEEDER_CONFIG if tasks is None else THREADS_CONFIG
+    private = private_config() if spec.kind == "processes" else {}
     folder = {} if request.scratch is None else {"temporary-directory": request.scratch}
     variables = {f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in environment.items()}
-    config = {**private, **role, **folder, **variables}
+    config = {**private, **FEEDER_CONFIG, **folder, **variables}
     deploy: Callable[[], DaskDeployment] | None = None
     match spec.kind:
-        case "threads":
-            deploy = partial(start_threads, spec, threads=threads, dashboard_port=dashboard_port)
         case "processes":
-            deploy = partial(start_processes, spec, threads=threads, dashboard_port=dashboard_port, elastic=elastic)
+            deploy = partial(start_processes, spec, threads=threads, elastic=elastic)
             config |= watched_workers(request.metrics, job="" if request.report is None else request.report.job)
         case "provider":
             config |= {**PROVIDER_CONFIG, **provider_config(spec)}
             deploy = partial(start_provider, spec, environment, elastic=elastic)
+    tasks = ResultFetcher(shared)
     return DaskCluster(spec, config=config, deploy=deploy, tasks=tasks, share=share, report=request.report)
 
 
@@ -97,8 +91,7 @@ class DaskCluster:
     """The connection to a scheduler, and the scheduler and workers themselves if this process started them.
 
     config: Dask's, for as long as there is the cluster. deploy: starts scheduler and workers (None: `spec.scheduler`
-    names one). tasks: of threads of this process (None: workers are processes, whose scheduler gets reports: at first
-    `report`). Raises ClusterError.
+    names one). report: the first to the scheduler. Raises ClusterError.
     """
 
     def __init__(
@@ -107,14 +100,12 @@ class DaskCluster:
         *,
         config: Mapping[str, Any],
         deploy: Callable[[], DaskDeployment] | None,
-        tasks: LocalTasks | None,
+        tasks: ResultFetcher,
         share: FairShare,
         report: JobReport | None,
     ) -> None:
         self._spec, self._deploy = spec, deploy
-        self._tasks = tasks or ResultFetcher()
-        self._reports = tasks is None
-        self._close_s = _CLOSE_S if tasks is None else _TASKS_END_S
+        self._tasks = tasks
         self._cluster: DaskDeployment | None = None
         self.dashboard: str | None = None  # of a scheduler that was not started here, as of the last connection to it
         self._started = 0
@@ -141,7 +132,7 @@ class DaskCluster:
 
     def start(
         self, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived, **options: Any
-    ) -> FetchedTask | LocalTask | None:
+    ) -> FetchedTask | None:
         """Start a task; None if the scheduler does not answer. arrived: called once with its key and outcome, in any
         thread. options: of `Client.submit`."""
         self._started += 1
@@ -152,15 +143,10 @@ class DaskCluster:
 
     def look(self, *, waiting: bool) -> None:
         self.connection.look(waiting=waiting)
-        self._tasks.look()
 
     def publish(self, status: Callable[[], FeederStatus]) -> None:
         """Make the feeder's status available to its scheduler, whose process may be another one."""
-        if self._reports:
-            self.reporter.status = status
-        elif self._cluster is not None:
-            deployment: Any = self._cluster
-            offer_statuses(deployment.scheduler, lambda: [status()])
+        self.reporter.status = status
 
     def size(self) -> ClusterSize:
         workers = self.connection.workers()
@@ -207,16 +193,15 @@ class DaskCluster:
             if hasattr(self, "connection"):
                 self.connection.close()
             if self._cluster is not None:
-                close_provider(self._cluster, self._close_s)
+                close_provider(self._cluster, _CLOSE_S)
         finally:
             self._config.close()
 
     def _connect(self) -> Client:
         client = self._make_client()
-        if self._spec.dashboard and self._spec.is_elsewhere:
+        if self._spec.dashboard:
             self.dashboard = _dashboard_of(client)
-        if self._reports:
-            self.reporter.follow(client)
+        self.reporter.follow(client)
         return client
 
     def _make_client(self) -> Client:

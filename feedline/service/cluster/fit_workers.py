@@ -19,7 +19,7 @@ from distributed.scheduler import KilledWorker
 
 from feedline.blocks.environment import Environment
 from feedline.errors import ClusterError, FeedlineError
-from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import WorkerCluster
 
 _LOOK_S = 1.0  # between checks of a cluster that does not answer
 _URGENT = 3_600_000  # ms of priority: before everything that was submitted in the last hour
@@ -27,7 +27,7 @@ _END_S, _END_PAUSE_S = 10.0, 0.05  # time for cancelled tasks to end, and the pa
 
 
 class DaskWorkers:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: WorkerCluster) -> None:
         self._cluster = cluster
         self._name = secrets.token_hex(8)
         self._submissions = 0

@@ -9,9 +9,10 @@ no cluster, even if that is scaled to zero for hours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
 from typing import Literal, ParamSpec, TypeVar
+
+from feedline.dataclass import dataclass
 
 # The longest time that one look counts: a process that was stopped for an hour has not waited for an hour.
 _LONGEST_LOOK_S = 5.0

@@ -12,12 +12,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from distributed import Client
 from tornado.ioloop import PeriodicCallback
 
+from feedline.dataclass import dataclass
 from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
 from feedline.loader.wire.job_reports import LOST_TOPIC, JobAnswer, JobReport
 from feedline.loader.wire.run_status import FeederStatus

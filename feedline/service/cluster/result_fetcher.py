@@ -1,4 +1,4 @@
-"""Fetch the results of tasks from the workers that hold them.
+"""Fetch the results of tasks from the workers that hold them, unless they come in shared memory.
 
 Runs in: the feeder, on the event loop of Dask's client: a coroutine per block in flight, and no thread. Each fetches
 from its own worker, a few at a time per worker, so that an unresponsive worker delays only its own blocks. A fetch that
@@ -22,6 +22,7 @@ from distributed.utils_comm import gather_from_workers
 from feedline.service.cluster.attempts import Arrived, Outcome, Submit, failure_of
 from feedline.service.cluster.blame import BlockFailure, host_of
 from feedline.service.cluster.recent import Recent
+from feedline.service.cluster.shared_results import ExpectedResult, SharedResults
 
 logger = logging.getLogger(__name__)
 
@@ -36,52 +37,67 @@ _TRIES, _MOVED_S = 4, 0.1
 class FetchedTask:
     """A task on a Dask cluster, whose outcome is fetched when it has finished."""
 
-    def __init__(self, future: Future[Any], fetch: Handle[None]) -> None:
-        self._future = future
-        self._fetch = fetch
+    def __init__(
+        self, future: Future[Any], fetch: Handle[None], expected: ExpectedResult, shared: SharedResults
+    ) -> None:
+        self._future, self._fetch = future, fetch
+        self._expected, self._shared = expected, shared
 
     def cancel(self) -> None:
-        """Release the task: it is cancelled, unless another client holds it too; its outcome is not fetched."""
+        """Release the task: it is cancelled, unless another client holds it too; its outcome is not fetched. One whose
+        result has come in shared memory is released when the scheduler knows that it has ended."""
+        self._shared.settle(self._expected)
+        if self._expected.handed_over:
+            return
         self._future.release()
         if self._future.client.status == "running":
             self._fetch.cancel()
 
 
 class ResultFetcher:
-    def __init__(self) -> None:
+    """shared: receives results of workers on this host."""
+
+    def __init__(self, shared: SharedResults) -> None:
+        self._shared = shared
         self._room: dict[tuple[int, str], asyncio.Semaphore] = {}
         self._durations_s = Recent()  # of fetches that succeeded
 
     def start(
         self, submit: Submit, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived
     ) -> FetchedTask | None:
-        """Start a task; None if the scheduler does not answer. arrived: called once with its key and outcome, on the
-        loop."""
+        """Start a task; None if the scheduler does not answer. arrived: called once with its key and outcome, in any
+        thread."""
+        expected = self._shared.expect(key, arrived)
         future = submit(function, *arguments, key=key)
-        return None if future is None else FetchedTask(future, self.watch(future.client, future, arrived))
+        if future is None:
+            self._shared.settle(expected)
+            return None
+        loop: Any = future.client.loop
+        fetch = asyncio.run_coroutine_threadsafe(
+            self._watch(future.client, future, expected, arrived), loop.asyncio_loop
+        )
+        return FetchedTask(future, fetch, expected, self._shared)
 
-    def look(self) -> None:
-        """Nothing is to be looked for: each task is watched."""
-
-    def watch(self, client: Client, future: Future[Any], arrived: Arrived) -> Handle[None]:
-        """Fetch the future's result when it has finished. `arrived` is called on the loop once, with the key and the
-        outcome."""
-        loop: Any = client.loop
-        return asyncio.run_coroutine_threadsafe(self._watch(client, future, arrived), loop.asyncio_loop)
-
-    async def _watch(self, client: Client, future: Future[Any], arrived: Arrived) -> None:
+    async def _watch(self, client: Client, future: Future[Any], expected: ExpectedResult, arrived: Arrived) -> None:
+        """Fetch the future's result when it has finished, unless it has come."""
         outcome: Outcome
         try:
+            await future.exception()  # awaits the end of the task
+            self._shared.advance()
+            if expected.handed_over:
+                future.release()
+                return
             outcome = await self._outcome(client, future)
         except OSError:  # the connection
             outcome = None
         except Exception as error:  # the feeder's thread decides
             outcome = failure_of(error, "", "")
-        arrived(str(future.key), outcome)
+        if self._shared.settle(expected):
+            arrived(expected.key, outcome)
 
     async def _outcome(self, client: Client, future: Future[Any]) -> Outcome:
         scheduler: Any = client.scheduler
-        error = await future.exception()  # awaits the end of the task
+        error = await future.exception()
         if error is not None:
             return await _failure(client, future, error)
         if future.status != "finished":

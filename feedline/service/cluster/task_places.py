@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
+
+from feedline.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

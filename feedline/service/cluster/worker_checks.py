@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feedline.blocks.environment import Reach, check_table, check_work_dir, unreadable, unreadable_error
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.service.cluster.attempts import worker_address
 

@@ -37,19 +37,6 @@ PROVIDER_CONFIG: dict[str, Any] = {
     "distributed.scheduler.idle-timeout": None,
     "distributed.scheduler.no-workers-timeout": None,
 }
-# Scheduler and worker share one process and one event loop: nothing is lost that is not lost together, no worker is
-# better placed than the other, and a loop that looks for stalls every 20 ms takes 3 % of a core.
-THREADS_CONFIG: dict[str, Any] = {
-    **FEEDER_CONFIG,
-    "distributed.admin.tick.interval": "2s",
-    "distributed.admin.tick.limit": "60s",
-    "distributed.admin.system-monitor.interval": "10s",
-    "distributed.admin.system-monitor.disk": False,
-    "distributed.worker.memory.monitor-interval": "10s",
-    "distributed.scheduler.work-stealing": False,
-    "distributed.client.heartbeat": "30s",
-    "distributed.client.scheduler-info-interval": "10s",
-}
 
 
 def private_config() -> dict[str, Any]:

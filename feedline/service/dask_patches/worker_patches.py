@@ -17,7 +17,6 @@ from feedline.service.dask_patches.versions import allow, require
 
 logger = logging.getLogger("feedline.worker")
 
-_HEARTBEAT_MS = 10_000
 _EVERY_S = 5.0  # between two echoes
 # Rounds are counted, not seconds: a process that was suspended finds its answers waiting when it goes on.
 _ROUND_S, _ROUNDS = 2.5, 6
@@ -37,26 +36,6 @@ def worker_class(*, http: bool) -> type[Worker]:
     if not http:
         require("workers open no port for HTTP")
     return Worker if http else PagelessWorker
-
-
-def with_rare_heartbeat(worker: type[Worker]) -> type[Worker]:
-    """A class of workers whose heartbeats are ten seconds apart.
-
-    Overrides: `Worker.heartbeat`, after which Dask sets the time of its periodic callback `heartbeat` to what the
-    scheduler asks for (0.5 s). Why: scheduler and worker are one process, so heartbeats only serve the dashboard.
-    """
-    if not allow("rare heartbeats of a feeder's own worker, which save time"):
-        return worker
-
-    class BesideWorker(worker):  # type: ignore[misc, valid-type]
-        """A worker in its scheduler's process."""
-
-        async def heartbeat(self) -> None:
-            await super().heartbeat()
-            callbacks: dict[str, Any] = self.periodic_callbacks
-            callbacks["heartbeat"].callback_time = _HEARTBEAT_MS
-
-    return BesideWorker
 
 
 def worker_failure(for_s: float = 0.0) -> str | None:

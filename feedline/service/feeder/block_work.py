@@ -10,10 +10,11 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from feedline.blocks.environment import unreadable, unreadable_error
 from feedline.blocks.request import BlockRequest, Job
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, FeedlineError, StoreError, TableError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows

@@ -1,22 +1,22 @@
-"""Compute blocks ahead of the trainer, in a bounded window of Dask tasks in plan order.
+"""Compute blocks ahead of the trainer, in a bounded window of tasks in plan order.
 
 Runs in: the feeder. `pump` submits blocks, `get` returns a block's rows, `drop` forgets it, `look` resubmits late and
-lost blocks. Results arrive on Dask's event loop, which queues them and wakes the feeder. Each attempt at a block has
+lost blocks. Results arrive in any thread, which queues them and wakes the feeder. Each attempt at a block has
 its own key (Dask keeps an error with its key); the first result of a block wins, and other attempts are cancelled.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
 
 from feedline.blocks.compute import unpack_block
-from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
+from feedline.blocks.request import BlockRequest, BlockResult, Job
+from feedline.dataclass import dataclass
 from feedline.errors import ClusterError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
@@ -25,7 +25,7 @@ from feedline.loader.wire.facts import BlockStats
 from feedline.planning.epoch_schedule import EpochSchedule
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
-from feedline.service.cluster.attempts import FirstRows, Outcome, attempt_block
+from feedline.service.cluster.attempts import FirstRows, Outcome, Submission
 from feedline.service.cluster.blame import BlockFailure, Retry, among, decide_retry, elsewhere
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.task_places import TaskPlaces, answer_of
@@ -91,6 +91,7 @@ class Delivery:
         self._window, self._wake, self._clock = window, wake, clock
         self.next_block: Block | None = next(stream.blocks, None)
         self._work: dict[tuple[int, int], BlockWork] = {}
+        self._ends: list[tuple[int, tuple[int, int]]] = []  # a heap of the same blocks, by their last steps
         self._running: dict[str, BlockWork] = {}  # by key, an entry per attempt
         self._unsubmitted: list[BlockWork] = []  # while the scheduler does not answer
         self._connection = cluster.number
@@ -118,7 +119,9 @@ class Delivery:
             self._window.has_room(self._window.in_flight, threads=threads) or self.lacks(step)
         ):
             block, self.next_block = self.next_block, next(stream.blocks, None)
-            self._work[block.lane, block.index] = work = BlockWork(block, stream.job_of(block), stream.request(block))
+            key = block.lane, block.index
+            self._work[key] = work = BlockWork(block, stream.job_of(block), stream.request(block))
+            heapq.heappush(self._ends, (block.last_step, key))
             self._window.in_flight += 1
             urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
@@ -134,7 +137,9 @@ class Delivery:
 
     def drop(self, step: int) -> list[tuple[Block, Quality]]:
         """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
-        works = [self._work.pop(key) for key, work in [*self._work.items()] if work.block.last_step <= step]
+        works = list[BlockWork]()
+        while self._ends and self._ends[0][0] <= step:
+            works.append(self._work.pop(heapq.heappop(self._ends)[1]))
         self.is_due |= bool(works)
         self._window.in_flight -= len(works)
         for work in works:
@@ -170,6 +175,7 @@ class Delivery:
             work.release()
         self._window.in_flight -= len(self._work)
         self._work.clear()
+        self._ends.clear()
 
     # -- submitting -----------------------------------------------------------------------------------------------
 
@@ -179,11 +185,18 @@ class Delivery:
         job = work.job if work.submissions else work.job.digest
         work.submissions += 1
         workers = None if workers is None else self._cluster.share.take_turn(workers)
-        waits = work.block.first_step <= self._priorities.step and self._window.limits.open_blocks == 1
-        options: dict[str, Any] = {} if workers is None else {"workers": sorted(workers)}
-        options |= {"priority": priority, "first_rows": self._stream.batch_rows if waits else 0}
-        arguments = job, pack_request(work.request, self._cluster.packed), key, self._cluster.packed
-        task = self._cluster.start(attempt_block, *arguments, key=key, arrived=self._queue, **options)
+        is_due = work.block.first_step <= self._priorities.step and self._window.limits.open_blocks == 1
+        hands_over = is_due and work.submissions == 1  # one that failed may have killed a process: in no thread of this
+        submission = Submission(
+            job=job,
+            request=work.request,
+            key=key,
+            arrived=self._queue,
+            first_rows=self._stream.batch_rows if hands_over else 0,
+            priority=priority,
+            workers=workers,
+        )
+        task = self._cluster.start(submission)
         if task is None:
             self._unsubmitted.append(work)
         else:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -27,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 # How often a feeder checks its cluster.
 _TICK_S = 1.0
-# A cluster of threads starts so long after the first batch, while blocks remain: many runs end before. Starting it
-# takes 0.2 CPU-s, and slows the blocks beside it for longer.
-_CLUSTER_AFTER_S = 1.0
 
 
 class Door(Protocol):
@@ -63,22 +61,27 @@ class Feeder:
         status: StatusKeeper | None = None,
     ) -> None:
         self._cluster = cluster
-        self._doors = [*doors, *([] if cluster.door is None else [cluster.door])]
+        self._doors = doors
         self._on_end = on_end
         self._demand = demand
         self._status = status
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._is_woken = False  # nothing is written to it again before it is read
+        self._thread = 0  # of the loop
         self._poll: select.poll | None = None  # made again when sessions come or go
-        self._sources: dict[int, TrainerSession | Channel | Door | None] = {}  # by descriptor
+        self._sources: dict[int, TrainerSession | Channel | Door | Cluster | None] = {}  # by descriptor
         self._crowded: set[TrainerSession] = set()  # whose sockets are polled for room, too
         self._slept_s = 0.0  # in all
         self._leaving: list[Channel] = []  # of sessions that ended, whose last messages are not out
         self._look_due_s = 0.0
-        self._connect_due_s: float | None = None  # when the cluster may start; None before the first batch
+        self._has_delivered = False
         self.sessions: list[TrainerSession] = []
 
     def wake(self) -> None:
         """End the loop's sleep. Any thread may call this."""
+        if self._is_woken or threading.get_ident() == self._thread:
+            return  # the loop looks at all sessions before it sleeps
+        self._is_woken = True
         with contextlib.suppress(OSError):  # the last block may finish after the last trainer left
             os.eventfd_write(self._wake_fd, 1)
 
@@ -92,6 +95,7 @@ class Feeder:
 
     def serve(self, *, until: Callable[[], bool]) -> None:
         """Serve until the condition holds, which is checked once a second and after every event."""
+        self._thread = threading.get_ident()
         try:
             while not until():
                 self._sleep()
@@ -102,8 +106,8 @@ class Feeder:
                         session.counters.count_wait(self._slept_s, session.streams.current)
                         self._guard(session, session.advance)
                         self._watch_for_room(session)
-                if self._connect_due_s is None and any(session.counters.batches for session in self.sessions):
-                    self._connect_due_s = time.monotonic() + _CLUSTER_AFTER_S
+                if not self._has_delivered and any(session.counters.batches for session in self.sessions):
+                    self._has_delivered = True
                     use_huge_pages(True)
             while self._leaving:  # until their trainers have read why their sessions ended, or have left
                 self._sleep()
@@ -134,31 +138,42 @@ class Feeder:
             if source is None:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake_fd)
+                self._is_woken = False  # after that: a wake in between is not lost, since sessions are looked at next
+            elif isinstance(source, TrainerSession):
+                self._on_event(source, descriptor, event)
+            elif isinstance(source, Cluster):
+                self._guard_all(self._cluster.advance)
             elif isinstance(source, Channel):
                 self._bid_farewell(source)
-            elif not isinstance(source, TrainerSession):
-                arrivals.append(source)
-            elif descriptor == source.trainer:
-                self._end(source, None)
             else:
-                if event & select.POLLOUT:
-                    self._guard(source, source.channel.deliver)
-                if event & ~select.POLLOUT and source in self.sessions:
-                    self._guard(source, source.receive)
-                self._watch_for_room(source)
+                arrivals.append(source)
         for door in arrivals:  # after trainers that left: one may have connected again
             if (newcomer := door.accept()) is not None:
                 self.add(newcomer)
             self._poll = None
 
+    def _on_event(self, session: TrainerSession, descriptor: int, event: int) -> None:
+        if descriptor == session.trainer:
+            self._end(session, None)
+        elif descriptor == session.written:
+            session.runnable = True
+        else:
+            if event & select.POLLOUT:
+                self._guard(session, session.channel.deliver)
+            if event & ~select.POLLOUT and session in self.sessions:
+                self._guard(session, session.receive)
+            self._watch_for_room(session)
+
     def _watch(self) -> select.poll:
         self._poll = poll = select.poll()
         self._sources = {self._wake_fd: None}
         for session in self.sessions:
-            self._sources[session.channel.fileno()] = session
+            self._sources |= {session.channel.fileno(): session, session.written: session}
             if session.trainer is not None:
                 self._sources[session.trainer] = session
         self._sources |= {door.fileno(): door for door in self._doors if door.fileno() >= 0}
+        if (cluster := self._cluster.fileno()) >= 0:
+            self._sources[cluster] = self._cluster
         for descriptor in self._sources:
             poll.register(descriptor, select.POLLIN)
         self._crowded = {session for session in self.sessions if session.channel.has_posted}
@@ -180,14 +195,8 @@ class Feeder:
     def _look_after_cluster(self) -> None:
         """Check the cluster and the blocks in flight. Called once a second."""
         self._look_due_s = (now_s := time.monotonic()) + _TICK_S
-        is_due = self._connect_due_s is not None and now_s >= self._connect_due_s
-        if is_due and any(stream.delivery.next_block for session in self.sessions for stream in session.running()):
-            self._cluster.connect()
-        try:
-            self._cluster.look(waiting=any(session.starved for session in self.sessions))
-        except FeedlineError as error:  # all of them need the cluster
-            for session in tuple(self.sessions):
-                self._fail(session, error)
+        waiting = any(session.starved for session in self.sessions)
+        self._guard_all(lambda: self._cluster.look(waiting=waiting))
         for session in tuple(self.sessions):
             session.counters.count_wait(self._slept_s, session.streams.current)
             self._guard(session, session.look)
@@ -213,6 +222,14 @@ class Feeder:
             self._end(session, None)
         except Exception as error:
             self._fail(session, error)
+
+    def _guard_all(self, act: Callable[[], None]) -> None:
+        """Do something for the cluster, which all sessions need: an error ends them."""
+        try:
+            act()
+        except FeedlineError as error:
+            for session in tuple(self.sessions):
+                self._fail(session, error)
 
     def _fail(self, session: TrainerSession, error: Exception) -> None:
         """End a session with an error, after sending it to the trainer."""

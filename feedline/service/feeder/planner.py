@@ -16,10 +16,10 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import CodeType
 from typing import TypeAlias, TypeVar, cast
 
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError
 from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.run_status import FILES_PHASE

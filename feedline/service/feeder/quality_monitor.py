@@ -21,6 +21,8 @@ from feedline.planning.schedule import Block
 ENOUGH_ROWS = 1_000_000
 _PACKING_SHARE = 0.01
 _KEPT_FINDINGS = 20
+# Blocks that are merged at once.
+_MERGED = 64
 
 
 class QualityMonitor:
@@ -41,7 +43,8 @@ class QualityMonitor:
         self._enough_rows = enough_rows
         self._epoch = 0
         self._through = -1
-        self._epoch_counts: Quality | None = None
+        self._counted: Quality | None = None  # of the epoch
+        self._uncounted: list[Quality] = []  # merged together, which takes as long as merging one
         self._past_counts: Quality | None = None
         self._due_s = 0.0
         self._broken = 0
@@ -50,23 +53,26 @@ class QualityMonitor:
     def begin(self, epoch: int, seen: EpochCounts | None = None) -> None:
         """Begin an epoch, or continue it from the counts in `seen`, by another feeder or this one."""
         if seen is None or epoch != self._epoch:
-            self._past_counts, self._epoch_counts, self._through = self.total, None, -1
+            self._past_counts, self._counted, self._through = self.total, None, -1
+            self._uncounted = []
         if seen is not None and self._through < seen.through:
-            self._through, self._epoch_counts = seen.through, seen.quality
+            self._through, self._counted, self._uncounted = seen.through, seen.quality, []
         self._epoch = epoch
 
     def add(self, step: int, blocks: Sequence[tuple[Block, Quality]]) -> None:
         """Count the blocks whose last rows were delivered with this step. Raises DataError if they already break
         expectations."""
-        earlier = [] if self._epoch_counts is None else [self._epoch_counts]
         # Blocks up to `_through` were counted by an earlier feeder.
         new = [quality for block, quality in blocks if block.last_step > self._through]
         self._through = max(self._through, step)
         if not new:
             return
-        self._epoch_counts = merge([*earlier, *new])
-        if self._stops:
-            self._stop(self._complaints(final=self._epoch_counts.rows < self._enough_rows))
+        self._uncounted += new
+        if self._stops and self._expectations:
+            counts = self._epoch_counts
+            self._stop(self._complaints(final=counts is not None and counts.rows < self._enough_rows))
+        elif len(self._uncounted) >= _MERGED:
+            self._merge()
 
     def end(self) -> list[str]:
         """End the epoch; returns a complaint per feature that breaks expectations, raised with `on_expect: error`."""
@@ -107,6 +113,17 @@ class QualityMonitor:
         counts = self.epoch_counts()
         self._due_s = begun_s + (time.perf_counter() - begun_s) / _PACKING_SHARE
         return counts
+
+    @property
+    def _epoch_counts(self) -> Quality | None:
+        """Those of the epoch so far; None before its first block."""
+        if self._uncounted:
+            self._merge()
+        return self._counted
+
+    def _merge(self) -> None:
+        earlier = [] if self._counted is None else [self._counted]
+        self._counted, self._uncounted = merge([*earlier, *self._uncounted]), []
 
     def _complaints(self, *, final: bool = False) -> list[str]:
         if self._epoch_counts is None or not self._expectations:

@@ -1,151 +1,143 @@
-"""Write batches into slots on threads of their own, and announce them in the order of their steps.
+"""Write batches into slots on threads without the interpreter's lock, which announce them in the order of their steps.
 
-Runs in: the feeder; all calls come from its loop, which measures batches and writes small ones itself. Tasks never
-receive a slot: a hedged or abandoned one would write into it when it is in use again. See
+Runs in: the feeder; all calls come from its loop, which measures batches and writes small ones itself. The threads are
+the process's own (`native/_writers.h`), as many for all rings as its cores may need. Tasks never receive a slot: a
+hedged or abandoned one would write into it when it is in use again. See
 docs/decisions/0001-one-layout-for-slots-and-blocks.md.
 """
 
 from __future__ import annotations
 
-import time
+import os
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import SlotLayout
-from feedline.loader.encoding.slot import Draft, write
+from feedline.loader.encoding.slot import Draft, content, write
+from feedline.loader.ring.channel import Channel
 from feedline.loader.ring.slots import RingMemory, RingWriter
+from feedline.native import rows as native
+from feedline.resources.cgroups import available_cores
 
-# One thread copies 5 GB/s of blocks that have left the caches.
-THREADS = 2
-# Batches that are ready together and have fewer bytes are written by the loop.
-SMALL_BYTES = 64 * 1024
-
-
-@dataclass(slots=True, kw_only=True)
-class _Writing:
-    """Batches that one thread writes one after the other. written: how many it has; done: None until it begins."""
-
-    layout: SlotLayout
-    batches: list[tuple[Draft, RingMemory, int]] = field(default_factory=list)
-    announced: int = 0
-    written: int = 0
-    done: Future[None] | None = None
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-
-    def write(self) -> None:
-        for batch, memory, slot in self.batches:
-            write(self.layout, batch, memory.slot(slot))
-            self.written += 1
-
-    def write_in_thread(self) -> None:
-        """`write`, in a thread whose time counts."""
-        start_s, cpu_s = time.perf_counter(), time.thread_time()
-        self.write()
-        self.seconds, self.cpu_s = time.perf_counter() - start_s, time.thread_time() - cpu_s
+# One thread copies 5 GB/s of blocks that have left the caches, and computing a block takes at least eight times as long
+# as copying it.
+_FEWEST_THREADS, _CORES_PER_THREAD = 2, 8
 
 
 class SlotWriters:
-    """The slots of one ring that are being written. wake: called by the threads, when they have written theirs."""
+    """The slots of one ring that are being written. A poll of `wake` finds when all are, or one cannot be."""
 
-    def __init__(self, ring: RingWriter, wake: Callable[[], None]) -> None:
+    def __init__(self, ring: RingWriter, channel: Channel) -> None:
         self._ring = ring
-        self._wake = wake
-        self._threads: ThreadPoolExecutor | None = None  # until the first batch
-        self._writing: deque[_Writing] = deque()  # in the order of their steps; the last may not have begun
-        self.copy_s = self.copy_cpu_s = 0.0  # of the threads
+        self._channel = channel
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._queue = _queue(channel.fileno(), self.wake)
+        self._writing: deque[tuple[Draft, RingMemory, int]] = deque()  # in the order of their steps
+        self._is_held = False
 
     @property
     def busy(self) -> bool:
         return bool(self._writing)
 
     @property
-    def has_written(self) -> bool:
-        """Whether `announce` has a batch, or an error."""
-        if not self._writing:
-            return False
-        first = self._writing[0]
-        return first.written > first.announced or (first.done is not None and first.done.done())
+    def copy_s(self) -> float:
+        """Seconds of the threads; `copy_cpu_s`: of their CPUs."""
+        return self._queue.seconds
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether the trainer may have nothing to read: no slot is written, or ready, beside the two that it uses."""
-        return not self._writing and self._ring.slots - self._ring.free_slots <= 2
+    def copy_cpu_s(self) -> float:
+        return self._queue.cpu_seconds
 
-    def add(self, layout: SlotLayout, batch: Draft) -> bool:
-        """Take a free slot for a batch that `begin` will write; False, and nothing happens, while there is none."""
+    def add(self, layout: SlotLayout, batch: Draft, stream: int) -> bool:
+        """Begin to write a batch into a free slot; False, and nothing happens, while there is none. A small batch is
+        then written."""
         nbytes = batch.placement.nbytes
         if self._writing and not self._ring.holds(nbytes):
             return False  # the slots being written are announced before their generation is retired
         free = self._ring.acquire(nbytes)
         if free is None:
             return False
-        if not self._writing or self._writing[-1].done is not None:
-            self._writing.append(_Writing(layout=layout))
-        self._writing[-1].batches.append((batch, *free))
+        if self._channel.has_posted and not self._is_held:  # such as a new generation
+            self._hold(True)
+        memory, slot = free
+        self._writing.append((batch, memory, slot))
+        packet = self._ring.packet(stream, memory, slot, batch.header)
+        if isinstance(self._queue, _WrittenAtOnce):
+            self._queue.write_batch(layout, batch, memory.slot(slot), packet)
+        else:
+            self._queue.write(memory.slot(slot), *content(layout, batch), packet)
         return True
 
-    def begin(self) -> None:
-        """Begin to write the batches that were added; small ones are then written."""
-        if not self._writing or self._writing[-1].done is not None:
-            return
-        last = self._writing[-1]
-        if sum([batch.placement.nbytes for batch, _, _ in last.batches]) <= SMALL_BYTES:
-            last.done = Future()
-            try:
-                last.write()
-            except Exception as error:  # raised by `announce`
-                last.done.set_exception(error)
-            else:
-                last.done.set_result(None)
-            return
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="feedline-slot-writer")
-        last.done = self._threads.submit(last.write_in_thread)
-        last.done.add_done_callback(lambda _: self._wake())
-
-    def announce(self, stream: int) -> list[Draft]:
-        """Announce the next batches, as far as they are written, and return them. Raises the error of their writer if
-        there are none before it."""
-        announced: list[Draft] = []
-        while self._writing:
-            first = self._writing[0]
-            is_done = first.done is not None and first.done.done()
-            if written := first.batches[first.announced : first.written]:
-                self._ring.announce(stream, [(memory, slot, batch.header) for batch, memory, slot in written])
-                first.announced += len(written)
-                announced += [batch for batch, _, _ in written]
-            if not is_done:
-                break
-            if first.announced < len(first.batches):
-                if not announced and first.done is not None:
-                    first.done.result()  # raises
-                break
-            self._writing.popleft()
-            self.copy_s += first.seconds
-            self.copy_cpu_s += first.cpu_s
+    def announce(self) -> list[Draft]:
+        """The next batches that are announced, which this does for those that no thread has. Raises ValueError if there
+        are none before one that cannot be written."""
+        if not self._writing:
+            return []
+        count, packets, has_failed = self._queue.take()
+        announced = [self._writing.popleft()[0] for _ in range(count)]
+        if announced:
+            self._ring.announce(packets)
+        elif has_failed:
+            raise ValueError("a code of a slot's lists is out of range")
+        if packets or self._is_held:
+            self._hold(self._channel.has_posted)
         return announced
 
-    def finish(self, stream: int) -> None:
-        """Announce the batches that are being written, once they are. Raises the error of a writer."""
-        while self._writing:
-            done = self._writing[0].done
-            assert done is not None, "batches that were added have begun"
-            done.exception()  # waits
-            self.announce(stream)
+    def finish(self) -> None:
+        """Announce the batches that are being written, once they are. Raises ValueError as `announce`."""
+        self._queue.wait()
+        while self.announce():
+            pass
 
     def drop(self) -> None:
         """Return the slots that have not been announced to the ring, once nobody writes them."""
-        while self._writing:
-            dropped = self._writing.popleft()
-            if dropped.done is not None and not dropped.done.cancel():
-                dropped.done.exception()  # waits; an error does not matter any more
-            for _, memory, slot in dropped.batches[dropped.announced :]:
-                self._ring.release(memory.generation, slot)
+        if not self._writing:
+            return
+        sent = self._queue.drop()
+        for _, memory, slot in [*self._writing][sent:]:
+            self._ring.release(memory.generation, slot)
+        self._writing.clear()
 
     def close(self) -> None:
         self.drop()
-        if self._threads is not None:
-            self._threads.shutdown()
+        os.close(self.wake)
+
+    def _hold(self, is_held: bool) -> None:
+        self._is_held = is_held
+        self._queue.hold(is_held)
+
+
+class _WrittenAtOnce:
+    """A queue without compiled functions: batches are written when they are added, and announced by `take`."""
+
+    seconds = cpu_seconds = 0.0
+
+    def __init__(self) -> None:
+        self._packets: list[bytes] = []
+
+    def write_batch(self, layout: SlotLayout, batch: Draft, slot: NDArray[np.uint8], packet: bytes) -> None:
+        write(layout, batch, slot)
+        self._packets.append(packet)
+
+    def take(self) -> tuple[int, bytes, bool]:
+        packets, self._packets = self._packets, []
+        return len(packets), b"".join(packets), False
+
+    def hold(self, is_held: bool) -> None:
+        """Nothing is announced but by `take`."""
+
+    def wait(self) -> None:
+        """All batches are written."""
+
+    def drop(self) -> int:
+        self._packets.clear()
+        return 0
+
+
+def _queue(connection: int, wake: int) -> native.SlotQueue | _WrittenAtOnce:
+    if not native.COMPILED:
+        return _WrittenAtOnce()
+    threads = max(_FEWEST_THREADS, int(available_cores()) // _CORES_PER_THREAD)
+    return native.slot_queue(connection, wake, threads)

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.ring.launch import FeederCommand, FeederDeaths, await_end
@@ -32,6 +33,7 @@ class RankReports:
 
     rank: int
     dashboard: str | None = None
+    live_page: str | None = None
     trainer: int | None = None
     stats: FeederStats | None = None  # for the current trainer
     past_stats: list[FeederStats] = field(default_factory=list)  # for each trainer that left
@@ -143,7 +145,7 @@ class Supervisor:
         rank = next(each for each in feeder.ranks if each.rank == event.rank)
         match event.type:
             case "ready":
-                rank.dashboard = event.dashboard
+                rank.dashboard, rank.live_page = event.dashboard, event.live_page
             case "refused":
                 raise FeederError(str(event.error))
             case "trainer":

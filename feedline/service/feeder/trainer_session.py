@@ -13,8 +13,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 
+from feedline.dataclass import dataclass
 from feedline.errors import StateError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.slot import Draft
@@ -167,7 +168,7 @@ class TrainerSession:
         self._admit = admit
         self._on_plan = on_plan
         self._ring = RingWriter(channel, limit_bytes=int(setup.memory_bytes * _RING_SHARE))
-        self._writers = SlotWriters(self._ring, self._wake)
+        self._writers = SlotWriters(self._ring, channel)
         self._request: ring_messages.PlanRequest | None = None  # the last one
         self._planning: Future[Plan] | None = None
         self._agreement: Agreement | None = None
@@ -180,6 +181,11 @@ class TrainerSession:
         self.running = self.streams.running  # the streams that have not ended
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self.trainer = _pidfd(channel)
+
+    @property
+    def written(self) -> int:
+        """A descriptor that a poll finds when the batches that were begun are written."""
+        return self._writers.wake
 
     @property
     def planning(self) -> Progress | None:
@@ -220,7 +226,7 @@ class TrainerSession:
         stream = self.streams.current
         if stream is not None and not stream.ended:
             with contextlib.suppress(Exception):  # the first error is the one to send
-                self._writers.finish(stream.number)
+                self._writers.finish()
         with contextlib.suppress(ChannelClosedError):
             number = 0 if self._request is None else self._request.number
             self.channel.post_message(ring_messages.FeederFailure(name=name, message=message, number=number))
@@ -243,10 +249,11 @@ class TrainerSession:
     def receive(self) -> None:
         """Handle the trainer's messages. Raises ChannelClosedError if it has left."""
         self.runnable = True
-        while (arrival := self.channel.receive(wait=False)) is not None:
-            if arrival[0] == b"F":
-                self._ring.release(*arrival[1:])
-                continue
+        while True:
+            arrival = self.channel.receive_other()
+            self._ring.release_all(self.channel.queue)
+            if arrival is None:
+                return
             match arrival[1]:
                 case ring_messages.PlanRequest() as request:
                     self._on_request(request)
@@ -351,7 +358,7 @@ class TrainerSession:
         return True
 
     def _announce(self, stream: TrainerStream) -> None:
-        while written := self._writers.announce(stream.number):
+        while written := self._writers.announce():
             self.pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
             self.counters.add(written, self._ring, self._writers)
             self._report(every_s=_REPORT_S)
@@ -366,8 +373,7 @@ class TrainerSession:
         self.starved = stream.starved
         if self.starved and self.counters.starved_s is None and self.counters.batches:
             self.counters.starved_s = time.monotonic()
-        if self._writers.has_written:  # by this thread
-            self._announce(stream)
+        self._announce(stream)  # what this thread has written
         return more
 
     def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:

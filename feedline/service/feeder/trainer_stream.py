@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft
@@ -17,12 +18,12 @@ from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
 from feedline.service.feeder.block_work import MissingBlocks
 from feedline.service.feeder.delivery import Delivery
-from feedline.service.feeder.slot_writers import SMALL_BYTES, SlotWriters
+from feedline.service.feeder.slot_writers import SlotWriters
 from feedline.service.feeder.steps import drafts, rows_ahead, segments_of
 from feedline.service.feeder.window import Window
 
-# Batches that a trainer's turn writes: as many small ones, and of others those that are handed to a thread together.
-_MOST_SMALL, _MOST_AT_ONCE = 16, 4
+# Batches that a trainer's turn writes: as many small ones, which have fewer bytes together, or so many others.
+_MOST_SMALL, _SMALL_BYTES, _MOST_AT_ONCE = 16, 64 * 1024, 4
 
 
 @dataclass(slots=True)
@@ -59,29 +60,26 @@ class TrainerStream:
     def write(self, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both. step_s: of
         the trainer. ready: called for each whose blocks are there."""
-        most, nbytes = 1 if writers.is_waited_for else _MOST_AT_ONCE, 0
+        nbytes = 0
         if self.delivery.is_due:
             self.delivery.pump(self.step, step_s=step_s)
-        try:
-            for count in range(min(_MOST_SMALL, self.schedule.steps - self.step)):
-                if not self.measured:
-                    if self.delivery.lacks(self.step):
-                        self.delivery.pump(self.step, step_s=step_s)
-                    self.starved = not self.measure()
-                    if self.starved:
-                        self.delivery.pump(self.step, step_s=step_s)  # it is this step that waits
-                        return False
-                    ready()
-                batch = self.measured[0]
-                nbytes += batch.placement.nbytes
-                if count >= most and nbytes > SMALL_BYTES:
-                    break
-                if not writers.add(self.layout, batch):
+        for count in range(min(_MOST_SMALL, self.schedule.steps - self.step)):
+            if not self.measured:
+                if self.delivery.lacks(self.step):
+                    self.delivery.pump(self.step, step_s=step_s)
+                self.starved = not self.measure()
+                if self.starved:
+                    self.delivery.pump(self.step, step_s=step_s)  # it is this step that waits
                     return False
-                self.measured.popleft()
-                self.step += 1
-        finally:
-            writers.begin()
+                ready()
+            batch = self.measured[0]
+            nbytes += batch.placement.nbytes
+            if count >= _MOST_AT_ONCE and nbytes > _SMALL_BYTES:
+                break
+            if not writers.add(self.layout, batch, self.number):
+                return False
+            self.measured.popleft()
+            self.step += 1
         return True
 
     def drop_blocks(self, step: int) -> list[tuple[Block, Quality]]:

@@ -3,7 +3,7 @@
 Runs in: the feeder's loop. When all blocks of an epoch have been submitted and the window has room, the next epoch's
 stream is opened, and its blocks follow in the same window. When the trainer begins elsewhere, the streams up to the one
 that it asks for are dropped, with their errors, and nothing is computed ahead until it continues to a next epoch:
-docs/decisions/0015-blocks-before-the-cluster.md.
+docs/decisions/0092-blocks-in-forked-workers.md.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from feedline.blocks.jobs import keep_job
+from feedline.dataclass import dataclass
 from feedline.loader.wire.facts import BlockStats, Hello
 from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.epoch_schedule import EpochSchedule

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
+from feedline.dataclass import dataclass
 from feedline.service.cluster.recent import Recent
 
 # Measurements that a smaller need must outlast: two minutes. With ten seconds, the window alternated between two sizes

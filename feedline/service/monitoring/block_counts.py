@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from feedline.blocks.request import BlockResult
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.facts import BlockStats
@@ -22,7 +23,8 @@ def count_block(sums: BlockStats, result: BlockResult, turnaround_s: float = 0.0
     sums.rows += result.rows
     sums.nbytes_read += result.nbytes_read
     sums.nbytes_encoded += result.nbytes
-    sums.times += result.times + BlockTimes(queued_s=max(0.0, turnaround_s - result.times.thread_s))
+    queued = BlockTimes(queued_s=max(0.0, turnaround_s - result.times.thread_s))
+    sums.times = BlockTimes.total((sums.times, result.times, queued))
     if result.cached is not None:
         sums.cached = (sums.cached or CacheCounts()) + result.cached
 

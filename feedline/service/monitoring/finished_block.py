@@ -6,10 +6,10 @@ Runs in: the feeder. Pure; without OpenTelemetry.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from feedline.blocks.request import BlockResult
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.planning.schedule import Block
 

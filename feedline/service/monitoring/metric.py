@@ -6,8 +6,9 @@ Runs in: feeders, workers and schedulers. Pure; without prometheus_client.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from feedline.dataclass import dataclass
 
 State = TypeVar("State")
 Part = TypeVar("Part")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, NumeralTickFormatter, Range1d
 from bokeh.models.annotations import Legend, LegendItem
 from bokeh.plotting import figure
 
+from feedline.dataclass import dataclass
 from feedline.service.page.status_history import POINTS, JobPoint
 
 _HEIGHT = 220

@@ -1,24 +1,24 @@
 """Dask's dashboard and Feedline's page in it, loaded when one of their pages is opened.
 
-Runs in: the feeder, or the scheduler, on its Dask event loop. Loading the pages takes 0.4 to 0.8 s of CPU time, and
+Runs in: the process of a scheduler, on its Dask event loop. Loading the pages takes 0.4 to 0.8 s of CPU time, and
 memory, which most processes need not spend: nobody looks at them. See
-docs/decisions/0015-blocks-before-the-cluster.md and 0078-metrics-beside-the-status.md.
+docs/decisions/0078-metrics-beside-the-status.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributed import Scheduler
+from tornado.ioloop import IOLoop
 from tornado.web import Application, HTTPError, RequestHandler
 
 from feedline.loader.wire.run_status import FeederStatus
-
-PAGE = "/feedline"
+from feedline.service.dask_patches.versions import allow
+from feedline.service.page.page_server import PAGE, import_quietly
 
 
 class DashboardOnDemand(Application):
@@ -43,12 +43,21 @@ class DashboardOnDemand(Application):
     async def _add_pages(self) -> None:
         pages, live_page = await asyncio.to_thread(_import_pages)
         scheduler = self._scheduler
+        server = scheduler.http_application
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if not live_page.has_pages(scheduler):
-                pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
-            live_page.add_page(scheduler, PAGE, self._statuses)
-        scheduler.http_application.applications.remove(self)
+            if not any(isinstance(each, live_page.BokehTornado) for each in server.applications):
+                pages.connect(server, scheduler.http_server, scheduler, prefix="")
+            tabs, tab = pages.template_variables(scheduler)["pages"], PAGE.strip("/")  # all its pages share the list
+            if tab not in tabs and allow("a tab of its page in Dask's dashboard"):
+                tabs.insert(0, tab)
+            page = live_page.LivePage(self._statuses, scheduler=scheduler.address)
+            functions = {PAGE: lambda _scheduler, _variables, document: page.open(document)}
+            application = pages.BokehApplication(functions, scheduler, prefix="")
+            server.add_application(application)
+            application.initialize(IOLoop.current())
+            application.start()
+        server.applications.remove(self)
 
 
 class _FirstRequest(RequestHandler):
@@ -67,8 +76,4 @@ class _FirstRequest(RequestHandler):
 
 
 def _import_pages() -> tuple[Any, Any]:
-    with warnings.catch_warnings():
-        # Bokeh and Tornado warn about what their next versions will do; not the user's concern.
-        warnings.simplefilter("ignore")
-        pages = importlib.import_module("distributed.dashboard.scheduler")
-        return pages, importlib.import_module("feedline.service.page.live_page")
+    return import_quietly("distributed.dashboard.scheduler"), import_quietly("feedline.service.page.live_page")

@@ -6,11 +6,12 @@ Runs in: the process that serves the page, once a second while somebody looks. P
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
+from feedline.dataclass import dataclass
 from feedline.loader.encoding.block_times import BlockTimes
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.limits.run_facts import RunFacts

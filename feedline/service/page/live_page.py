@@ -1,30 +1,35 @@
 """The live page as a Bokeh application: what runs now, updated once a second while somebody looks.
 
-Runs in: the process of a scheduler, on its event loop. What viewers see is put together once a second, whoever asks
-first; each of them is sent what has changed since.
+Runs in: a feeder, in the thread of its page's server; the process of a scheduler, on its event loop. What viewers see
+is put together once a second, whoever asks first; each of them is sent what has changed since.
 """
 
 from __future__ import annotations
 
-import importlib.resources
+import asyncio
+import concurrent.futures
 import logging
+import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
 from bokeh.core.properties import without_property_validation
 from bokeh.document import Document
 from bokeh.models import CustomJS, InlineStyleSheet
 from bokeh.models.widgets import Div
+from bokeh.protocol.exceptions import ProtocolError
 from bokeh.server.tornado import BokehTornado
-from distributed import Scheduler
-from distributed.dashboard.core import BokehApplication
-from distributed.dashboard.scheduler import template_variables
+from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
+from tornado.iostream import IOStream
+from tornado.netutil import add_accept_handler
+from tornado.web import RedirectHandler, RequestHandler
 
 from feedline.loader.wire.run_status import FeederStatus
-from feedline.service.dask_patches.versions import allow
 from feedline.service.page.charts import CHARTS, Charts
 from feedline.service.page.job_view import view_job
 from feedline.service.page.page_parts import (
@@ -39,6 +44,7 @@ from feedline.service.page.page_parts import (
     page_template,
     ranks_html,
 )
+from feedline.service.page.page_server import PAGE
 from feedline.service.page.status_history import StatusHistory
 
 _PERIOD_MS = 1000
@@ -56,34 +62,69 @@ if (note.hidden) {
   setInterval(() => fetch(location.href).then(answer => answer.ok && location.reload(), () => {}), 5000)
 }
 """
-_DASK_TEMPLATES = str(importlib.resources.files("distributed") / "http" / "templates")
+# Of a feeder's own server: the names by which a browser on this host, or at the end of a tunnel to it, has the page.
+_ORIGINS = ("127.0.0.1:*", "localhost:*")
+_CONNECTIONS = 128  # at a time: descriptors are for rings and files
+_IDLE_S, _BODY_S, _BODY_BYTES = 60.0, 10.0, 65_536  # of a connection without a request; of a request
 
 
-def has_pages(scheduler: Scheduler) -> bool:
-    application: Any = getattr(scheduler, "http_application")  # noqa: B009 -- not in Dask's annotations
-    return any(isinstance(each, BokehTornado) for each in application.applications)
+def serve_page(
+    statuses: Callable[[], Sequence[FeederStatus]], listener: socket.socket, end: concurrent.futures.Future[None]
+) -> None:
+    """Serve the page of a feeder on a socket that listens, until `end` has a result; see `PageServer`."""
+    asyncio.run(_serve(statuses, listener, end))
 
 
-def add_page(scheduler: Scheduler, path: str, statuses: Callable[[], Sequence[FeederStatus]]) -> None:
-    """Add the page to a scheduler's server, which has Dask's pages, and to their menu."""
-    variables = template_variables(scheduler)
-    tabs, tab = variables["pages"], path.strip("/")  # all pages of this scheduler share the list; no setting adds to it
-    if tab not in tabs and allow("a tab of its page in Dask's dashboard"):
-        tabs.insert(0, tab)
-    for name in ("tornado.application", "bokeh.server.protocol_handler"):
-        logging.getLogger(name).addFilter(_is_news)
-    page = LivePage(statuses)
-    application: Any = BokehApplication({path: page.open}, scheduler, prefix="", template_variables=variables)
-    server: Any = scheduler
-    server.http_application.add_application(application)
+async def _serve(
+    statuses: Callable[[], Sequence[FeederStatus]], listener: socket.socket, end: concurrent.futures.Future[None]
+) -> None:
+    logging.getLogger("bokeh").setLevel(logging.ERROR)  # it warns of viewers that leave
+    application = BokehTornado(
+        {PAGE: Application(FunctionHandler(LivePage(statuses).open))},
+        use_index=False,
+        absolute_url="",  # addresses are relative: a proxy may have the page in a folder
+        extra_patterns=[(r"/", RedirectHandler, {"url": PAGE.strip("/"), "permanent": False})],
+        extra_websocket_origins=_ORIGINS,
+        check_unused_sessions_milliseconds=_PERIOD_MS,
+        default_handler_class=_NotFound,
+        log_function=lambda handler: None,
+    )
+    server = HTTPServer(application, idle_connection_timeout=_IDLE_S, body_timeout=_BODY_S, max_body_size=_BODY_BYTES)
+    streams: set[IOStream] = set()
+
+    def receive(connection: socket.socket, address: Any) -> None:
+        streams.difference_update([each for each in streams if each.closed()])
+        if len(streams) >= _CONNECTIONS:
+            connection.close()
+        else:
+            streams.add(stream := IOStream(connection))
+            server.handle_stream(stream, address)
+
     application.initialize(IOLoop.current())
     application.start()
+    stop = add_accept_handler(listener, receive)
+    await asyncio.wrap_future(end)
+    application.stop()
+    stop()
+    for stream in streams:
+        stream.close()
+
+
+class _NotFound(RequestHandler):
+    def prepare(self) -> None:
+        """Answer whatever is asked for. Tornado calls this."""
+        self.set_status(404)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(f"There is no such page here: the live page is at {PAGE}.\n")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Not a viewer that left while Bokeh answered it: its ping and its websocket notice, and whichever comes second
-    asserts that there still is a session, which is logged with 25 lines of traceback."""
+    asserts that there still is a session, which is logged with 25 lines of traceback. Nor a client that is no page of
+    this server."""
     error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ProtocolError):
+        return False
     if not isinstance(error, AssertionError) or error.__traceback__ is None:
         return True
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
@@ -91,25 +132,35 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class LivePage:
-    """What all viewers of a scheduler's page see. statuses: of its feeders; clock: in seconds, for their history."""
+    """What all viewers of a page see. statuses: of its feeders; scheduler: the address of the one that has the page in
+    its dashboard ("": the page is of one feeder); clock: in seconds, for their history."""
 
     def __init__(
-        self, statuses: Callable[[], Sequence[FeederStatus]], *, clock: Callable[[], float] = time.time
+        self,
+        statuses: Callable[[], Sequence[FeederStatus]],
+        *,
+        scheduler: str = "",
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._statuses, self._clock = statuses, clock
+        for name in ("tornado.application", "bokeh.server.protocol_handler"):
+            logging.getLogger(name).addFilter(_is_news)
+        self._statuses, self._scheduler, self._clock = statuses, scheduler, clock
         self._history = StatusHistory()
         self._fresh_s = _FRESH_S
         self._parts: dict[ChosenJob, dict[str, str]] = {}  # as of the last status
 
-    def open(self, scheduler: Scheduler, extra: Mapping[str, Any], document: Document) -> None:
+    def open(self, document: Document) -> None:
         """Fill the document of a new viewer. Bokeh calls this."""
         session: Any = document.session_context
         job = session.request.arguments.get("job", [b""])[0].decode(errors="replace")
-        viewer = _Viewer(self, job, scheduler.address)
+        viewer = _Viewer(self, job, self._scheduler)
         document.title = "Feedline"
-        document.template = page_template(_DASK_TEMPLATES)
-        css = (FOLDER / "page.css").read_text(encoding="utf-8")
-        document.template_variables.update({**extra, "page_css": css, "chart_names": [chart.name for chart in CHARTS]})
+        document.template = page_template()
+        document.template_variables.update(
+            page_css=(FOLDER / "page.css").read_text(encoding="utf-8"),
+            chart_names=[chart.name for chart in CHARTS],
+            in_dask=bool(self._scheduler),
+        )
         for root in viewer.roots:
             document.add_root(root)
         document.add_periodic_callback(viewer.update, _PERIOD_MS)
@@ -133,7 +184,7 @@ class LivePage:
 
 
 class _Viewer:
-    """The document of one viewer. job: of the page's address; scheduler: its own."""
+    """The document of one viewer. job: of the page's address; scheduler: that of the page."""
 
     def __init__(self, page: LivePage, job: str, scheduler: str) -> None:
         self._page, self._job, self._scheduler = page, job, scheduler

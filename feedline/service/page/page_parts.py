@@ -6,13 +6,14 @@ Runs in: the process that serves the page, once a second while somebody looks. P
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from feedline.dataclass import dataclass
 from feedline.loader.limits.run_facts import Capacity, capacity_in_form
 from feedline.loader.limits.verdict import Verdict, judge
 from feedline.service.page.job_view import JobView, LimitedRank, RankRow
@@ -30,7 +31,7 @@ _TURNS = dict.fromkeys(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenJob:
     """The job of a page's address. job: as asked for ("": none); shown: the one that is shown (None: there are
-    several, or none); scheduler: the address that a pipeline.yaml names."""
+    several, or none); scheduler: the address that a pipeline.yaml names ("": the page is of one feeder)."""
 
     job: str
     shown: str | None
@@ -91,11 +92,10 @@ def visible_ranks(rows: Sequence[RankRow]) -> tuple[list[RankRow], int]:
     return shown, len(rows) - len(shown)
 
 
-def page_template(names: str) -> Template:
-    """The template of the whole page, within that of Dask's pages. names: the folder of Dask's templates."""
-    loader = FileSystemLoader([str(FOLDER), names])
+def page_template() -> Template:
+    """The template of the whole page."""
     # Without escaping, as Bokeh's own: its variables are finished HTML, and none comes from a job.
-    return Environment(loader=loader, autoescape=False).get_template("page.html")
+    return Environment(loader=FileSystemLoader(str(FOLDER)), autoescape=False).get_template("page.html")
 
 
 def count_text(value: float | None) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from feedline.dataclass import dataclass
 from feedline.loader.limits.run_facts import RunFacts
 from feedline.loader.wire.run_status import FeederStatus, RankStatus
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from feedline.dataclass import dataclass
 from feedline.loader.wire.job_reports import JobAnswer, JobReport
 from feedline.service.scheduler.routes import Routes, route_digest
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from distributed import Security
 from distributed.core import rpc
 
 from feedline.config.cluster_section import TlsSpec
+from feedline.dataclass import dataclass
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare

@@ -14,7 +14,9 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from feedline.dataclass import dataclass
 
 # Workers of a route: at least, and of those that the feeder needs. Clusters of no more have no routes.
 LEAST_WORKERS, HEADROOM = 16, 1.5

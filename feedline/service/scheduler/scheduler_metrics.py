@@ -6,8 +6,8 @@ Runs in: the scheduler. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
+from feedline.dataclass import dataclass
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.native.kernels import kernels_text
 from feedline.service.monitoring.metric import Metric, Sample, information, single

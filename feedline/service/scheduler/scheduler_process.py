@@ -11,7 +11,6 @@ import errno
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import dask
@@ -19,11 +18,12 @@ from distributed import Security
 
 from feedline.config.cluster_section import TlsSpec, is_loopback
 from feedline.config.monitoring_section import MetricsSpec
+from feedline.dataclass import dataclass
 from feedline.errors import ClusterError, SpecError
 from feedline.service.certificates import security_of
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
 from feedline.service.dask_patches.scheduler_patches import scheduler_class
-from feedline.service.page.dashboard import PAGE
+from feedline.service.page.page_server import PAGE
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.preload import dask_setup
 from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState

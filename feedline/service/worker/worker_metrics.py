@@ -5,8 +5,7 @@ Runs in: workers. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from feedline.dataclass import dataclass
 from feedline.native.kernels import kernels_text
 from feedline.service.monitoring.block_counts import BlocksComputed
 from feedline.service.monitoring.metric import Metric, information, single

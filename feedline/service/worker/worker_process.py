@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import dask
@@ -24,9 +23,10 @@ from distributed.utils import get_ip
 
 from feedline.config.cluster_section import TlsSpec, is_loopback, scheduler_address
 from feedline.config.monitoring_section import MetricsSpec
+from feedline.dataclass import dataclass
 from feedline.errors import ClusterError
 from feedline.native.kernels import kernels_text
-from feedline.resources.allocators import allocator_environment
+from feedline.resources.allocators import own_or_users
 from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.certificates import security_of
 from feedline.service.dask_patches.dask_config import WORKER_CONFIG
@@ -76,8 +76,8 @@ def worker_environment(threads: int, cpu: Cpu, environment: Mapping[str, str]) -
 
     What is set already stays, but for numpy's instructions: a worker with others is refused by every feeder.
     """
-    own = {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": "1", **allocator_environment(threads)}
-    return {**own, **environment, **cpu_environment(cpu)}
+    own = {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": "1"}
+    return {**own, **environment, **own_or_users(threads, environment), **cpu_environment(cpu)}
 
 
 class WorkerProcess:

@@ -42,7 +42,7 @@ _MOST_PREFIX = 2**30  # longer ones are no limit
 Slices = tuple[tuple[int, int | None], ...]
 # By column, slices and whether a null was appended: the last dictionary of which all was evaluated, and the values of
 # each feature, or None where those say nothing about the values that rows use.
-Evaluated = dict[tuple[str, Slices, bool], tuple[pl.Series, list[NDArray[Any]] | None]]
+Evaluated = dict[tuple[str, Slices, bool], tuple[pa.Array, list[NDArray[Any]] | None]]
 
 
 class CodedColumn:
@@ -63,7 +63,7 @@ class CodedColumn:
     def apply(
         self,
         codes: pl.Series,
-        dictionary: pl.Series,
+        dictionary: pa.Array,
         evaluated: Evaluated,
         repeats: NDArray[np.int64] | None = None,
         of_rows: dict[str, list[RowLookups]] | None = None,
@@ -74,6 +74,8 @@ class CodedColumn:
         each row counts (None: once). of_rows: takes the lookups of each row. Raises DataError for values that cannot be
         computed, and for nulls among those that rows use.
         """
+        if len(self._groups) == 1:
+            return self._groups[0].apply(codes, dictionary, evaluated, repeats, of_rows)
         found: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
         for group in self._groups:
@@ -93,50 +95,57 @@ class _SlicedFeatures:
         self._outputs = [output.name for output in features.outputs]
         self._has_floats = any(output.dtype == pl.Float32() for output in features.outputs)
         self._has_lookups = any(output.lookups for output in features.outputs)
+        kind = features.schema.field(name).type
+        self._is_listed = pat.is_list(kind) or pat.is_large_list(kind)
 
     def apply(
         self,
         codes: pl.Series,
-        dictionary: pl.Series,
+        dictionary: pa.Array,
         evaluated: Evaluated,
         repeats: NDArray[np.int64] | None,
         of_rows: dict[str, list[RowLookups]] | None,
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
-        count = dictionary.len()
-        array = codes.to_arrow()
-        flat = array.values if isinstance(array, pa.LargeListArray) else array
-        has_nulls = flat.null_count > 0
-        values = self._evaluate(dictionary, count, has_nulls, len(flat), evaluated)
-        only_used = values is None or self._has_floats
-        flat, offsets, rest = _sliced_codes(codes, array, count, self._slices, keep_last=not only_used)
+        count = len(dictionary)
+        offsets, rest = None, None
+        if self._is_listed:
+            lists = codes.to_arrow()
+            has_nulls = lists.values.null_count > 0
+            values = self._evaluate(dictionary, count, has_nulls, len(lists.values), evaluated)
+            keep_last = values is not None and not self._has_floats
+            flat, offsets, rest = _sliced_codes(codes, lists, count, self._slices, keep_last=keep_last)
+        else:
+            has_nulls = codes.null_count() > 0
+            values = self._evaluate(dictionary, count, has_nulls, codes.len(), evaluated)
+            flat = _filled(codes.to_arrow(), count) if has_nulls else codes.to_numpy()
+        size = count + has_nulls
         lookups: dict[str, list[tuple[int, int]]] = {}
         index: NDArray[np.int64] | None = None
         uses: NDArray[np.int64] | None = None
         used: NDArray[np.bool_] | None = None
         if values is None:
             if self._has_floats or self._has_lookups:
-                size = count + has_nulls
                 uses = rows.count_codes(flat, size) if repeats is None else _uses(flat, offsets, repeats, size)
-            index = (rows.mark_codes(flat, count + has_nulls) if uses is None else uses).nonzero()[0]
+            index = (rows.mark_codes(flat, size) if uses is None else uses).nonzero()[0]
             uses = None if uses is None else uses[index]
-            entries = _entries(dictionary, index).alias(self._name).to_frame()
+            entries = _entries(pl.Series(dictionary), index).alias(self._name).to_frame()
             of_entries: dict[str, list[RowLookups]] | None = None if of_rows is None else {}
             features, lookups = self._features.apply_counting(entries, uses, of_entries)
             if of_rows is not None and of_entries:
                 of_rows |= {
-                    name: [_lookups_of_codes(each, index, count + has_nulls, flat, offsets) for each in found]
+                    name: [_lookups_of_codes(each, index, size, flat, offsets) for each in found]
                     for name, found in of_entries.items()
                 }
             values = as_arrays(features)
             if values is None:
                 raise DataError(f"a feature of column {self._name!r} holds a null")  # its rows say where
         elif self._has_floats:
-            used = rows.mark_codes(flat, count + has_nulls)
+            used = rows.mark_codes(flat, size)
         found = {
             name: CodedValues(
                 values=each,
                 index=index,
-                entries=count + has_nulls,
+                entries=size,
                 uses=uses,
                 used=used,
                 codes=flat,
@@ -148,7 +157,7 @@ class _SlicedFeatures:
         return found, lookups
 
     def _evaluate(
-        self, dictionary: pl.Series, count: int, has_nulls: bool, codes: int, evaluated: Evaluated
+        self, dictionary: pa.Array, count: int, has_nulls: bool, codes: int, evaluated: Evaluated
     ) -> list[NDArray[Any]] | None:
         """The features of all entries, a null behind them if rows have any; None if those that rows use are evaluated.
 
@@ -170,11 +179,11 @@ class _SlicedFeatures:
 
     @cached_property
     def _values_of_null(self) -> list[NDArray[Any]] | None:
-        return self._finite_numbers(pl.Series(self._name, [None], self._features.types[0]))
+        return self._finite_numbers(pl.Series([None], dtype=self._features.types[0]).to_arrow())
 
-    def _finite_numbers(self, series: pl.Series) -> list[NDArray[Any]] | None:
+    def _finite_numbers(self, dictionary: pa.Array) -> list[NDArray[Any]] | None:
         try:
-            found = self._features.numbers(series)
+            found = self._features.numbers(dictionary)
         except DataError:
             return None
         if found is None or (self._has_floats and not all(np.isfinite(values).all() for values in found)):
@@ -278,30 +287,27 @@ def _prefix(slices: Slices) -> int:
 
 
 def _sliced_codes(
-    codes: pl.Series, array: pa.Array, null: int, slices: Slices, *, keep_last: bool
-) -> tuple[Codes, NDArray[np.int64] | None, tuple[int, NDArray[np.int64]] | None]:
-    """The codes, `null` for nulls, and the offsets of lists, of which null ones are empty.
+    codes: pl.Series, array: pa.LargeListArray, null: int, slices: Slices, *, keep_last: bool
+) -> tuple[Codes, NDArray[np.int64], tuple[int, NDArray[np.int64]] | None]:
+    """The codes of lists, `null` for nulls, and the offsets of the lists, of which null ones are empty.
 
-    array: the codes. keep_last: the last slice is not taken, if there is one; then also where it begins, and the lists'
+    array: the lists. keep_last: the last slice is not taken, if there is one; then also where it begins, and the lists'
     offsets.
     """
-    if not isinstance(array, pa.LargeListArray):
-        return _filled(array, null), None, None
     last = slices[-1] if slices and keep_last and rows.COMPILED else None
     taken = slices if last is None else slices[:-1]
     for start, stop in taken:
         codes = slice_numbers(codes, start, stop)
     array = codes.to_arrow() if taken else array
-    offsets = array.offsets.to_numpy()
+    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, 8 * array.offset)
     if array.null_count:
         lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, np.diff(offsets))
-        values = array.flatten()
+        flat = _filled(array.flatten(), null)
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     else:
         first = int(offsets[0])
-        values = array.values.slice(first, int(offsets[-1]) - first)
+        flat = _filled(array.values.slice(first, int(offsets[-1]) - first), null)
         offsets = offsets - first if first else offsets
-    flat = _filled(values, null)
     if last is None:
         return flat, offsets, None
     start, stop = slice_bounds(*last)
@@ -309,8 +315,17 @@ def _sliced_codes(
 
 
 def _filled(codes: pa.Array, null: int) -> Codes:
-    numbers: Codes = (codes.fill_null(null) if codes.null_count else codes).to_numpy()
-    return numbers
+    """The codes as an array; pyarrow would take ten times as long to find out how."""
+    kind = np.dtype(np.uint16 if codes.type.bit_width == 16 else np.int32)
+    bits, data = codes.buffers()
+    if data is None:
+        return np.empty(0, kind)
+    start, count = codes.offset, len(codes)
+    numbers: Codes = np.frombuffer(data, kind, start + count)[start:]
+    if not codes.null_count:
+        return numbers
+    valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=start + count, bitorder="little")[start:]
+    return np.where(valid.view(np.bool_), numbers, kind.type(null))
 
 
 def _entries(dictionary: pl.Series, index: NDArray[np.int64]) -> pl.Series:

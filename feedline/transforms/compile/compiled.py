@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.config.features import AnyGroup, FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.expressions.extraction import project
 from feedline.transforms.compile.chains import Compiler, chain_text
@@ -96,6 +97,10 @@ class CompiledFeatures:
         return tuple(value.expr.alias(feature.name) for value, feature in pairs)
 
     @cached_property
+    def _lookups(self) -> dict[str, Lookup]:
+        return {lookup.name: lookup for output in self.outputs for lookup in output.lookups}
+
+    @cached_property
     def _pass(self) -> FusedPass:
         return FusedPass([feature.name for feature in self.features], self._values, self.parts)
 
@@ -108,10 +113,13 @@ class CompiledFeatures:
         """Like `apply`, but perhaps as columns without a frame, some of them arrays. And for each feature with lookups,
         per lookup of its chain: the values looked up, and how many were unknown.
 
-        repeats: int64 [rows], how often each row counts (None: once). of_rows: takes the same of each row, once.
+        frame: as tables are read; the types of its columns are not checked. repeats: int64 [rows], how often each row
+        counts (None: once). of_rows: takes the same of each row, once.
         """
-        lookups = {lookup.name: lookup for output in self.outputs for lookup in output.lookups}
-        finished, ids = self._apply(frame, list(lookups))
+        finished, ids = self._run(self._with_parts(frame), list(self._lookups))
+        if not self._lookups:
+            return finished, {}
+        lookups = self._lookups
         if of_rows is None:
             counts = {name: count_lookups(ids[name], lookup.unknown, repeats) for name, lookup in lookups.items()}
         else:
@@ -142,20 +150,18 @@ class CompiledFeatures:
         provenance = self._provenances[index]
         return provenance.depends | {name for name in provenance.artifacts if not name.startswith("[")}
 
-    def numbers(self, series: pl.Series) -> list[Values] | None:
+    def numbers(self, values: pa.Array) -> list[Values] | None:
         """The features, numbers all of them, of values of the only column that they read; None if any is null.
 
-        series: of the column's type. Raises as `apply`.
+        values: of the column's type. Raises as `apply`.
         """
         if self._pass.only_source:
-            return as_arrays(self._pass.run_one(series))
-        return as_arrays(self._apply(series.alias(self.parts[0]).to_frame())[0])
+            return as_arrays(self._pass.run_one(values))
+        return as_arrays(self._apply(pl.Series(self.parts[0], values).to_frame())[0])
 
     def _apply(self, frame: pl.DataFrame, held: Sequence[str] = ()) -> tuple[Columns, pl.DataFrame]:
         """The features, and columns that are held for them. Raises as `apply`."""
-        if not set(self.parts).issubset(frame.columns):
-            marks = [frame.get_column(name) for name in self.marks if name in frame.columns]
-            frame = project(frame, self.parts).with_columns(marks)
+        frame = self._with_parts(frame)
         schema = dict(zip(frame.columns, frame.dtypes, strict=True))
         for name, dtype in (*zip(self.parts, self.types, strict=True), *((mark, _MARK) for mark in self.marks)):
             if (found := schema.get(name)) != dtype:
@@ -163,6 +169,16 @@ class CompiledFeatures:
                 raise DataError(
                     f"column {name!r} has another type than the features were compiled for: got {got}, expected {dtype}"
                 )
+        return self._run(frame, held)
+
+    def _with_parts(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """A frame of `parts` and `marks`, from one that may hold `columns` instead."""
+        if set(self.parts).issubset(frame.columns):
+            return frame
+        marks = [frame.get_column(name) for name in self.marks if name in frame.columns]
+        return project(frame, self.parts).with_columns(marks)
+
+    def _run(self, frame: pl.DataFrame, held: Sequence[str] = ()) -> tuple[Columns, pl.DataFrame]:
         frame = frame.rechunk()  # else Polars calls the kernels once for every chunk
         try:
             select = partial(select_in_stages, frame, self._stages)

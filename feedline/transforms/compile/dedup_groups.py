@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from feedline.config.dedup_section import DedupSpec
 from feedline.config.features import FeatureInput, FeatureSpec
@@ -21,6 +22,8 @@ from feedline.transforms.registry.user_functions import calls_of
 
 PLAIN_GROUPS = ("label", "extra")  # labels belong to rows, extras are passed through
 _SHOWN = 3  # features in one message
+
+StoredColumns: TypeAlias = Callable[[Iterable[str]], Iterable[str]]
 
 
 def named_columns(feature: FeatureSpec) -> set[str]:
@@ -33,12 +36,13 @@ def named_columns(feature: FeatureSpec) -> set[str]:
     return columns
 
 
-def deciding_columns(feature: FeatureSpec, *, out_of_fold: bool) -> set[str]:
+def deciding_columns(feature: FeatureSpec, *, out_of_fold: bool, stored: StoredColumns = tuple) -> set[str]:
     """The columns whose values decide a feature's: its inputs, and what its ops read of each row besides.
 
-    out_of_fold: rows that a fit has seen are left out of their own statistics, so `fold_by` is read.
+    out_of_fold: rows that a fit has seen are left out of their own statistics, so `fold_by` is read. stored: gives the
+    columns of a table that others, such as lists of histories, are made of (default: all are a table's).
     """
-    columns = named_columns(feature)
+    columns = set(stored(named_columns(feature)))
     if out_of_fold:
         for call in calls_of([feature]):
             with contextlib.suppress(OpError):  # compiling reports it
@@ -50,29 +54,42 @@ def deciding_columns(feature: FeatureSpec, *, out_of_fold: bool) -> set[str]:
 
 
 def assign_groups(
-    features: Sequence[FeatureSpec], groups: Sequence[DedupSpec], *, out_of_fold: bool
+    features: Sequence[FeatureSpec],
+    groups: Sequence[DedupSpec],
+    *,
+    out_of_fold: bool,
+    stored: StoredColumns = tuple,
 ) -> tuple[FeatureSpec, ...]:
-    """The features, those that belong to one of the groups with its name in `dedup`."""
+    """The features, those that belong to one of the groups with its name in `dedup`. stored: as of
+    `deciding_columns`."""
     group_of = {column: group.name for group in groups for column in group.columns}
     assigned = []
     for feature in features:
         if feature.group not in PLAIN_GROUPS:
-            names = {group_of.get(column) for column in deciding_columns(feature, out_of_fold=out_of_fold)}
+            names = {
+                group_of.get(column) for column in deciding_columns(feature, out_of_fold=out_of_fold, stored=stored)
+            }
             feature = replace(feature, dedup=names.pop()) if len(names) == 1 else feature
         assigned.append(feature)
     return tuple(assigned)
 
 
-def refuse_empty_groups(features: Sequence[FeatureSpec], groups: Sequence[DedupSpec], *, out_of_fold: bool) -> None:
+def refuse_empty_groups(
+    features: Sequence[FeatureSpec],
+    groups: Sequence[DedupSpec],
+    *,
+    out_of_fold: bool,
+    stored: StoredColumns = tuple,
+) -> None:
     """Raise OpError, with the path of the group, for a group that none of the assigned features belongs to."""
     filled = {feature.dedup for feature in features}
     for group in groups:
         if group.name not in filled:
-            raise OpError((*group.path, "columns"), _empty_group(group, features, out_of_fold=out_of_fold))
+            raise OpError((*group.path, "columns"), _empty_group(group, features, out_of_fold, stored))
 
 
-def _empty_group(group: DedupSpec, features: Sequence[FeatureSpec], *, out_of_fold: bool) -> str:
-    reads = {feature.name: deciding_columns(feature, out_of_fold=out_of_fold) for feature in features}
+def _empty_group(group: DedupSpec, features: Sequence[FeatureSpec], out_of_fold: bool, stored: StoredColumns) -> str:
+    reads = {each.name: deciding_columns(each, out_of_fold=out_of_fold, stored=stored) for each in features}
     own = {feature.name: feature for feature in features}
     words = []
     for name, columns in reads.items():

@@ -6,11 +6,12 @@ Runs in: `feedline plan --ops`. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
 from feedline.config.features import AnyGroup, FeatureSpec, OpCall
+from feedline.dataclass import dataclass
 from feedline.expressions.types import type_name
 from feedline.transforms.compile.chains import Compiler, input_feature
 from feedline.transforms.compile.fit_requests import Key

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
 from feedline.config.features import FeatureInput, FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.transforms.learning.learner import Artifact, ArtifactSet, FitRequest, Learner
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.op import BoundOp, OpError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.expressions.types import (
     BINARY,

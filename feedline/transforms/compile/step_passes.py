@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from feedline.config.features import FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.transforms.compile.chains import Compiler
 from feedline.transforms.compile.fit_requests import Levels
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet
@@ -42,18 +45,20 @@ def select_in_stages(frame: pl.DataFrame, stages: Levels, expressions: Sequence[
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Source:
-    """The column that features start from, in the frame or computed by Polars, and what kernels make of it, if any."""
+    """The column that features start from, in the frame or computed by Polars, and what kernels make of it, if any.
+    of_arrow: whether they take Arrow arrays, too."""
 
     name: str
     computed: bool
-    run: Callable[[pl.Series], Column] | None
+    run: Callable[[Any], Column] | None
+    of_arrow: bool
 
 
 class FusedPass:
     """Features as columns of a frame, in order; `columns` are those that every frame holds."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Value], columns: Collection[str]) -> None:
-        self._sources: dict[str, _Source] = {}  # by feature
+        self._sources: dict[str, _Source] = {}  # by feature; of some features the same
         self._native: list[pl.Expr] = []
         shared: dict[int, _Source] = {}  # by kernels or slice, which several features may share
         for name, value in zip(names, values, strict=True):
@@ -62,13 +67,17 @@ class FusedPass:
                 expr, run = _ending(value) or (value.expr, None)
                 root = expr.meta.output_name() if expr.meta.is_column() else ""
                 computed = root not in columns
-                source = _Source(name=name if computed else root, computed=computed, run=run)
+                of_arrow = isinstance(value.ending, FusedKernels) and value.ending.of_arrow
+                source = _Source(name=name if computed else root, computed=computed, run=run, of_arrow=of_arrow)
                 if run is not None:
                     shared[id(value.ending)] = source
                 if computed:
                     self._native.append(expr.alias(name))
             self._sources[name] = source
         sources = self._sources.values()
+        places = {source: place for place, source in enumerate(dict.fromkeys(sources))}
+        self._order = tuple(places)
+        self._places = {name: places[source] for name, source in self._sources.items()}
         self._is_native = bool(sources) and all(source.computed and source.run is None for source in sources)
         # The one column that all features are, or that kernels make them of.
         names_of_frame = {"" if source.computed else source.name for source in sources}
@@ -88,16 +97,17 @@ class FusedPass:
         features = self._finish(lambda source: (computed if source.computed else frame).get_column(source.name))
         return features, computed.select(held) if held else pl.DataFrame()
 
-    def run_one(self, series: pl.Series) -> dict[str, Column]:
+    def run_one(self, values: pa.Array) -> dict[str, Column]:
         """The features of `only_source`."""
+        if all(source.of_arrow for source in self._order):
+            return self._finish(lambda source: values)
+        series = pl.Series(values)
         return self._finish(lambda source: series)
 
-    def _finish(self, find: Callable[[_Source], pl.Series]) -> dict[str, Column]:
-        columns: dict[_Source, Column] = {}
-        for source in self._sources.values():
-            if source not in columns:
-                columns[source] = find(source) if source.run is None else source.run(find(source))
-        return {name: columns[source] for name, source in self._sources.items()}
+    def _finish(self, find: Callable[[_Source], pl.Series | pa.Array]) -> dict[str, Column]:
+        with np.errstate(all="ignore"):  # once for all: NaN and infinities are values
+            columns = [find(source) if source.run is None else source.run(find(source)) for source in self._order]
+        return {name: columns[place] for name, place in self._places.items()}
 
 
 def _ending(value: Value) -> tuple[pl.Expr, Callable[[pl.Series], Column]] | None:

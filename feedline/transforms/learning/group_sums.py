@@ -8,7 +8,6 @@ table. A small integer lies in bin 0 alone, beside the count: one row per group.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 from feedline.expressions.types import BOOLEAN, NUMBERS
 from feedline.transforms.learning.exact_sums import (

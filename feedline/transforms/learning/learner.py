@@ -15,7 +15,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ import polars as pl
 import pyarrow as pa
 
 from feedline.config.features import FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 
 T = TypeVar("T")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.transforms.learning.exact_sums import Bins, bins_of, nearest_float, normal, total
 from feedline.transforms.learning.learner import Artifact, Parts

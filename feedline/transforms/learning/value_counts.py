@@ -9,7 +9,7 @@ the second collects the values, which have to fit into `max_memory`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.expressions.types import BINARY, INTEGER, STRING
 from feedline.transforms.learning.learner import Artifact, Parts

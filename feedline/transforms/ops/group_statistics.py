@@ -7,7 +7,7 @@ and extremes by key (`group_sums`). The result does not depend on the order of r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field, model_validator
 
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 from feedline.transforms.learning.exact_sums import products
 from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers

@@ -7,7 +7,7 @@ the only copy of its numbers: a lookup reads the rows that `group_keys` finds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from feedline.config.sections import Bytes
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, SpecError
 from feedline.expressions.types import BINARY, BOOLEAN, INTEGER, STRING
 from feedline.transforms.learning.group_sums import finite

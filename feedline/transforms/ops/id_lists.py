@@ -11,14 +11,15 @@ from typing import Annotated
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from pydantic import Field, model_validator
 
 from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, INTEGER_RANGES, STRING
-from feedline.hashing import bucket_integers, digest, sigrid
+from feedline.hashing import bucket_integers, bucket_strings, sigrid
 from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op, same_ids
-from feedline.transforms.values.arrays import BLOCK_VALUES, Values
+from feedline.transforms.values.arrays import Values
 from feedline.transforms.values.kinds import ANYTHING, Value
 from feedline.transforms.values.matching import first_of_each
 from feedline.transforms.values.ragged import Mask, Ragged, filter_elements, slice_elements, widen_list
@@ -84,12 +85,13 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
     def integers(values: Values, out: Values) -> None:
         bucket_integers(values, out, seed, buckets)
 
-    def strings(series: pl.Series, out: Values) -> None:
-        digests = digest(series)
-        for start in range(0, len(out), BLOCK_VALUES):
-            bucket_integers(digests[start : start + BLOCK_VALUES], out[start : start + BLOCK_VALUES], seed, buckets)
+    def strings(series: pl.Series | pa.Array, out: Values) -> None:
+        bucket_strings(series, out, seed, buckets)
 
-    found = widen(x).apply_kernel(integers, pl.Int64()) if x.kind.element == INTEGER else x.apply_to_series(strings)
+    if x.kind.element == INTEGER:
+        found = widen(x).apply_kernel(integers, pl.Int64())
+    else:
+        found = x.apply_to_series(strings, of_arrow=True)
     return found.fill_nulls(buckets) if parameters.null_bucket else found
 
 

@@ -8,7 +8,7 @@ fold that over all others, so nothing is subtracted in floating point to leave o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 from pydantic import Field, model_validator
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, SpecError
 from feedline.hashing import hashable, key_hash
 from feedline.transforms.learning.exact_sums import Bins, normal, total

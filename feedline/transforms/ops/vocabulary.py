@@ -6,7 +6,6 @@ Built in every process, run on the workers. Learnt by `value_counts`, looked up 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import polars as pl
 from pydantic import Field
 
 from feedline.config.sections import Bytes
+from feedline.dataclass import dataclass
 from feedline.expressions.types import BINARY, INTEGER, STRING
 from feedline.hashing import bucket_integers, digest
 from feedline.transforms.learning.learner import Artifact, Learning

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from feedline.config.features import OpCall
 from feedline.config.yaml_document import Path, describe_value, path_text, unknown_message
-from feedline.transforms.registry.op import OPS, BoundOp, Op, OpError, Parameters
+from feedline.transforms.registry.op import OPS, BoundOp, Op, OpError, Parameters, find_op
 
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -54,7 +54,7 @@ NAMES_ELSEWHERE: dict[str, str] = {
 
 def resolve(call: OpCall) -> BoundOp:
     """The op of a call, with checked parameters. Raises OpError."""
-    found = OPS.get(call.op)
+    found = find_op(call.op)
     if found is None:
         plain = call.op.lower().replace("_", "")
         hint = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)

@@ -27,10 +27,11 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 
+from feedline.dataclass import dataclass
 from feedline.transforms.registry.installed_packages import (
     changed_ns,
     distribution_of,

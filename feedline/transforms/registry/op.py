@@ -10,11 +10,12 @@ op over several columns declares its `inputs`, and its function takes a sequence
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, TypeVar
 
 import polars as pl
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feedline.config.features import OpCall
 from feedline.config.yaml_document import Path
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 from feedline.expressions.types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, STRUCT
 from feedline.transforms.learning.learner import Artifact, Learner, Learning, Reading
@@ -55,8 +57,9 @@ def same_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | 
 class Parameters(BaseModel):
     """The parameters of an op: strict types, finite numbers, no other keys. The first field takes a bare value."""
 
+    # deferred: a process validates the parameters of few ops
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants", defer_build=True
     )
 
     @functools.cached_property
@@ -307,8 +310,23 @@ def _count(result: Value) -> Value:
     return replace(result, expr=expr, lookup=lookup)
 
 
-OPS: dict[str, Op] = {}
+OPS: dict[str, Op] = {}  # those that are declared; `transforms.ops.OPS` are all
 op = Op  # as a decorator
+# Modules that declare further ops, imported for the first name that is none of OPS: 20 ms of CPU, which the first batch
+# of most pipelines need not wait for.
+FURTHER: list[str] = []
+
+
+def find_op(name: str) -> Op | None:
+    """The op of that name; None for an unknown one."""
+    if name not in OPS:
+        declare_all()
+    return OPS.get(name)
+
+
+def declare_all() -> None:
+    for module in FURTHER:
+        importlib.import_module(module)
 
 
 def example(

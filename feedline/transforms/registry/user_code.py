@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,12 +19,13 @@ from pydantic import Field
 
 from feedline.config.features import FeatureSpec, OpCall
 from feedline.config.source_section import parse_type
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, SpecError
 from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, type_name
 from feedline.transforms.registry.calls import checked_parameters, resolve
 from feedline.transforms.registry.function_code import FunctionCode
-from feedline.transforms.registry.op import OPS, BoundOp, Input, Op, OpError, Parameters
+from feedline.transforms.registry.op import BoundOp, Input, Op, OpError, Parameters, find_op
 from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_points, load_function
 from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
 from feedline.transforms.values.arrays import map_series
@@ -185,7 +186,7 @@ class _Function:
 
 def bind(call: OpCall) -> BoundOp:
     """The op of a call, built-in or the user's own, with checked parameters. Raises OpError."""
-    if call.op in OPS:
+    if find_op(call.op) is not None:
         return resolve(call)
     function = None if call.op == PYTHON else entry_points().get(call.op)
     if call.op != PYTHON and function is None:
@@ -276,7 +277,7 @@ def functions_of(features: Iterable[FeatureSpec]) -> tuple[RequiredFunction, ...
     """The user's functions that the features call, each once. Raises OpError for one that cannot be loaded."""
     found: dict[RequiredFunction, None] = {}
     for call in calls_of(features):
-        if call.op in OPS or (call.op != PYTHON and entry_points().get(call.op) is None):
+        if find_op(call.op) is not None or (call.op != PYTHON and entry_points().get(call.op) is None):
             continue
         bound = bind(call)
         assert isinstance(bound.parameters, BoundPythonCall)
@@ -303,7 +304,7 @@ def code_of(call: OpCall) -> str | None:
     if call.op == PYTHON:
         value = call.value
         return str(value.get("function", value.get("", "")))
-    return None if call.op in OPS else entry_points().get(call.op)
+    return None if find_op(call.op) is not None else entry_points().get(call.op)
 
 
 def function_codes(feature: FeatureSpec) -> dict[tuple[str, str], FunctionCode]:

@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from feedline.config.features import FeatureSpec, OpCall
+from feedline.dataclass import dataclass
 from feedline.errors import ClusterError, SpecError
 from feedline.transforms.registry.function_code import FunctionCode, code_of_function, noting_imports
 

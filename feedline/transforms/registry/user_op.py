@@ -7,8 +7,9 @@ docs/user-code.md is the reference.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+
+from feedline.dataclass import dataclass
 
 Form = Literal["expression", "numpy", "arrow"]
 F = TypeVar("F", bound=Callable[..., Any])

@@ -9,13 +9,14 @@ would be mapped and unmapped at every call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+
+from feedline.dataclass import dataclass
 
 Values = npt.NDArray[Any]
 Kernel = Callable[[Values, Values], None]
@@ -51,25 +52,38 @@ class FusedKernels:
     Blocks stay in a core's cache from step to step: nothing is allocated between them, and Polars is called once, or
     not at all (`run`). values: an expression of `dtype`, a type that numpy has; or of any type, if one function
     computes numbers of `dtype` from the whole series. Steps after that one are not fused with it. run: None without
-    kernels.
+    kernels; called where numpy warns of no number (`np.errstate`), with a series or, if it takes them (of_arrow), with
+    an Arrow array.
     """
 
     values: pl.Expr
     dtype: pl.DataType
     steps: tuple[KernelStep, ...]
     expr: pl.Expr
-    run: Callable[[pl.Series], Column] | None = None
+    run: Callable[[Any], Column] | None = None
     whole: bool = False
+    of_arrow: bool = False
 
     @classmethod
     def of(cls, values: pl.Expr, dtype: pl.DataType) -> FusedKernels:
         return cls(values, dtype, (), values)
 
     @classmethod
-    def of_series(cls, values: pl.Expr, function: Callable[[pl.Series, Values], None]) -> FusedKernels:
-        """`function(series, out)`, which writes one int64 per value, over values without a numpy type; nulls stay."""
+    def of_series(
+        cls, values: pl.Expr, function: Callable[[Any, Values], None], *, of_arrow: bool = False
+    ) -> FusedKernels:
+        """`function(series, out)`, which writes one int64 per value, over values without a numpy type; nulls stay.
 
-        def run(series: pl.Series) -> Column:
+        of_arrow: the function takes Arrow arrays, too.
+        """
+
+        def run(series: pl.Series | pa.Array) -> Column:
+            if isinstance(series, pa.Array):
+                if not series.null_count:
+                    out = np.frombuffer(pa.allocate_buffer(8 * len(series)), np.int64)
+                    function(series, out)
+                    return out
+                series = pl.Series(series)
             nulls, lead, bits = series.null_count(), 0, None
             if nulls:
                 mask = series.is_not_null().to_arrow()
@@ -80,7 +94,8 @@ class FusedKernels:
             function(series, out)
             return pl.Series(pa.Array.from_buffers(pa.int64(), count, [bits, buffer], nulls, lead)) if nulls else out
 
-        return cls(values, pl.Int64(), (), _map_kernels(values, run, pl.Int64()), run, whole=True)
+        expr = _map_kernels(values, run, pl.Int64())
+        return cls(values, pl.Int64(), (), expr, run, whole=True, of_arrow=of_arrow)
 
     def with_step(self, step: KernelStep) -> FusedKernels:
         """The same with another step. Steps that only replace nulls run in Polars."""
@@ -91,14 +106,17 @@ class FusedKernels:
             expr = self.expr.fill_null(pl.lit(step.fill, dtype=step.dtype))
             return FusedKernels(self.values, self.dtype, steps, expr)
         run = _runner(steps, self.dtype)
-        return FusedKernels(self.values, self.dtype, steps, _map_kernels(self.values, run, step.dtype), run)
+        return FusedKernels(
+            self.values, self.dtype, steps, _map_kernels(self.values, run, step.dtype), run, of_arrow=True
+        )
 
 
 _Plan = Sequence[tuple[KernelStep, np.dtype[Any]]]
 
 
-def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Series], Column]:
-    """A function of a series of one chunk. Types are looked up here, because that costs as much as a cheap kernel."""
+def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Series | pa.Array], Column]:
+    """A function of a series of one chunk, or of an array. Types are looked up here, because that costs as much as
+    a cheap kernel."""
     fills = [index for index, step in enumerate(steps) if step.kernel is None]
     typed_steps = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
     without_fills: _Plan = [pair for pair in typed_steps if pair[0].kernel is not None]
@@ -106,14 +124,13 @@ def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Ser
     source_dtype, target_dtype = _READ_TYPES[dtype], NUMPY_TYPES[steps[-1].dtype]
     arrow = pa.from_numpy_dtype(target_dtype)
 
-    def run(series: pl.Series) -> Column:
+    def run(series: pl.Series | pa.Array) -> Column:
         values, bits, lead = _buffers(series, source_dtype)
         fill = bool(fills) and bits is not None
         buffer = pa.allocate_buffer(len(values) * target_dtype.itemsize)
         out = np.frombuffer(buffer, target_dtype)
-        with np.errstate(all="ignore"):
-            valid = _validity(bits, len(values)) if fill else None
-            _run_blocks(with_first_fill if fill else without_fills, values, valid, out)
+        valid = _validity(bits, len(values)) if fill else None
+        _run_blocks(with_first_fill if fill else without_fills, values, valid, out)
         if fill or bits is None:
             return out[lead:]
         return pl.Series(pa.Array.from_buffers(arrow, len(values) - lead, [bits, buffer], -1, lead))
@@ -167,11 +184,16 @@ def _fill(values: Values, valid: Values, fill: float, out: Values) -> None:
         np.bitwise_and(source, mask, out=target)
 
 
-def _buffers(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:
+def _buffers(series: pl.Series | pa.Array, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:
     """The values in place, their validity bits (None without nulls), and the number of extra values before both."""
-    if not series.null_count():
+    if isinstance(series, pl.Series):
+        if not series.null_count():
+            return series.to_numpy(), None, 0
+        array = series.to_arrow()
+    elif not series.null_count:
         return series.to_numpy(), None, 0
-    array = series.to_arrow()
+    else:
+        array = series
     validity, data = array.buffers()
     # validity bits can be sliced at whole bytes only, so up to seven preceding values come along: of an array that
     # begins at 11 those from 8 on, with the bits from byte 1 on, and a lead of 3
@@ -185,8 +207,12 @@ def map_series(values: pl.Expr, function: Callable[[pl.Series], pl.Series], resu
     return values.map_batches(function, return_dtype=result, is_elementwise=True)
 
 
-def _map_kernels(values: pl.Expr, run: Callable[[pl.Series], Column], result: pl.DataType) -> pl.Expr:
-    return map_series(values, lambda series: as_series(run(series)), result)
+def _map_kernels(values: pl.Expr, run: Callable[[Any], Column], result: pl.DataType) -> pl.Expr:
+    def quiet(series: pl.Series) -> pl.Series:
+        with np.errstate(all="ignore"):
+            return as_series(run(series))
+
+    return map_series(values, quiet, result)
 
 
 def as_series(column: Column) -> pl.Series:

@@ -8,11 +8,12 @@ order; within the cell they are compared in their own type.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from feedline.dataclass import dataclass
 
 Numbers = npt.NDArray[Any]
 

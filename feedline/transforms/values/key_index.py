@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, STRING, kind, language_type
 from feedline.hashing import digest

@@ -8,10 +8,12 @@ of numbers (int8, int64), time units and dictionaries.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Any
 
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.expressions.types import (
     BINARY,
     BOOLEAN,
@@ -118,9 +120,9 @@ class Value:
         """
         return self._append_step(KernelStep(dtype, kernel))
 
-    def apply_to_series(self, function: Callable[[pl.Series, Values], None]) -> Value:
+    def apply_to_series(self, function: Callable[[Any, Values], None], *, of_arrow: bool = False) -> Value:
         """Apply `function(series, out)`, which writes one int64 per value, to whole series; nulls stay null."""
-        kernels = FusedKernels.of_series(self.expr, function)
+        kernels = FusedKernels.of_series(self.expr, function, of_arrow=of_arrow)
         return Value(expr=kernels.expr, dtype=kernels.dtype, last=kernels)
 
     def fill_nulls(self, number: float) -> Value:

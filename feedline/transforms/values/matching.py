@@ -11,12 +11,12 @@ AVX-512, which `cluster: {cpu: x86-64-v3}` turns off (Polars on one thread: 470)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline.dataclass import dataclass
 from feedline.transforms.values.arrays import BLOCK_VALUES, Values
 from feedline.transforms.values.ragged import Mask, Ragged
 

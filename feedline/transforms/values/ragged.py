@@ -8,7 +8,6 @@ element's position in its list, or two lists of a row, work on these in numpy, 1
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.native import rows
 from feedline.transforms.values.arrays import NUMPY_TYPES, Column, Values, map_series

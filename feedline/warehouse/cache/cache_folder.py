@@ -22,9 +22,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 from feedline.warehouse.cache import eviction, flights
 from feedline.warehouse.cache.entry_file import (

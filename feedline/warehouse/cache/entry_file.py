@@ -27,13 +27,13 @@ import secrets
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.native import parquet as native
 from feedline.warehouse.storage.locations import absolute, join, real_name
 

@@ -19,9 +19,9 @@ import fcntl
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from feedline.dataclass import dataclass
 from feedline.warehouse.cache.entry_file import SUFFIX, TEMPORARY_SUFFIX, DamagedEntryError, read_cost
 from feedline.warehouse.cache.flights import BUSY
 

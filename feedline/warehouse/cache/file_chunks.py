@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from feedline.dataclass import dataclass
 from feedline.warehouse.cache.cache_folder import CacheFolder, CacheRef, open_folder
 from feedline.warehouse.cache.entry_file import CachedColumn, EntryGroup
 from feedline.warehouse.storage.ranges import Range, SparseFile
@@ -46,7 +47,7 @@ class FileChunks:
         version: Sequence[str],
         row_group: int,
         ranges: Sequence[Range],
-        fetch: Callable[[Sequence[Range]], None],
+        fetch: Callable[[Sequence[Range]], object],
     ) -> None:
         """Put column chunks of a row group into `file`: those that are kept, and the others by `fetch`.
 

@@ -18,7 +18,9 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from feedline.dataclass import dataclass
 
 # --------------------------------------------------------------------------------------------------------------------
 # Count what a cache did for this process.

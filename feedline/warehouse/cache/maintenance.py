@@ -12,12 +12,12 @@ import decimal
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import polars as pl
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import Expression, bind_where, parse
 from feedline.progress import report_progress, track

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from itertools import takewhile
 
@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError
 from feedline.progress import report_progress
 from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log

@@ -19,7 +19,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableError
 from feedline.progress import report_progress
 from feedline.warehouse.parquet.schemas import is_text

@@ -1,13 +1,7 @@
 """Order the rows of a clustered table: keys by their hash, the rows of a key together and sorted.
 
-Runs in the tasks of `optimize`. Pure. The hash of a key (one or more columns) is
-
-    h_0 = 0;  h_j = hash(digest(column j) + h_(j-1)), 0 for a null;  the key's hash is the last
-
-with `hash` and the digest of strings as `feedline.hashing` defines them; an integer, a boolean, a date or a time is its
-own digest, a float the integer of its bits (-0.0 is 0.0, all NaNs are one), any other value that of its string. Rows
-are ordered by (hash, key, sort columns), nulls first; equal rows keep their order. All rows with a null key are one
-group; a `bucket` is a range of hashes.
+Runs in the tasks of `optimize`. Pure. Rows are ordered by (hash of the key, key, sort columns), nulls first; equal rows
+keep their order. All rows with a null key are one group; a `bucket` is a range of hashes (`parquet.key_hashes`).
 """
 
 from __future__ import annotations
@@ -18,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.errors import TableArgumentError
-from feedline.hashing import GOLDEN, Words, digest, mix
+from feedline.hashing import Words
+from feedline.warehouse.parquet.key_hashes import key_hashes, series_of
 from feedline.warehouse.parquet.schemas import child_fields, is_list
 from feedline.warehouse.snapshot.column_facts import contiguous
 
@@ -40,20 +34,6 @@ def refuse_keys(schema: pa.Schema, names: Sequence[str], option: str) -> None:
             )
 
 
-def key_hashes(table: pa.Table, keys: Sequence[str]) -> Words:
-    """uint64 [rows]: the hash of each row's key."""
-    hashes = np.zeros(table.num_rows, np.uint64)
-    scratch = np.empty_like(hashes)
-    for name in keys:
-        series = _series(table[name])
-        hashes += _digest(series)
-        hashes += np.uint64(GOLDEN)
-        mix(hashes, scratch)
-        if series.null_count():
-            hashes[series.is_null().to_numpy()] = 0
-    return hashes
-
-
 def buckets_of(hashes: Words, buckets: int) -> npt.NDArray[np.int32]:
     """int32 [rows]: which of `buckets` equal ranges of hashes each hash falls into, in ascending order."""
     # hashes [0, 2**62, 2**63, 2**64 - 1] in 4 buckets -> [0, 1, 2, 3]
@@ -64,8 +44,8 @@ def buckets_of(hashes: Words, buckets: int) -> npt.NDArray[np.int32]:
 def row_order(table: pa.Table, keys: Sequence[str], sort_by: Sequence[str]) -> Int64s:
     """int64 [rows]: the rows of `table` in clustered order."""
     columns = {"hash": pl.Series(key_hashes(table, keys))}
-    columns |= {f"key {name}": _series(table[name]) for name in keys}
-    columns |= {f"sort {name}": _series(table[name]) for name in sort_by}
+    columns |= {f"key {name}": series_of(table[name]) for name in keys}
+    columns |= {f"sort {name}": series_of(table[name]) for name in sort_by}
     frame = pl.DataFrame(columns)
     order = frame.select(pl.arg_sort_by(list(columns), nulls_last=False, maintain_order=True)).to_series()
     return order.to_numpy().astype(np.int64)
@@ -85,7 +65,7 @@ class Gatherer:
         while table.num_columns:
             column = contiguous(table.column(0))
             table = table.remove_column(0)
-            self._columns.append(_series(column) if _is_ragged(column.type) else column)
+            self._columns.append(series_of(column) if _is_ragged(column.type) else column)
         pa.default_memory_pool().release_unused()  # decoding leaves about as much again
 
     def take(self, indices: Int64s) -> pa.Table:
@@ -113,25 +93,3 @@ def _is_ragged(kind: pa.DataType) -> bool:
         return False
     item = kind.value_type
     return bool(pat.is_integer(item) or pat.is_float32(item) or pat.is_float64(item))
-
-
-def _series(column: pa.Array | pa.ChunkedArray) -> pl.Series:
-    series = pl.from_arrow(column)
-    assert isinstance(series, pl.Series)
-    return series.rechunk()
-
-
-def _digest(series: pl.Series) -> Words:
-    """uint64 [rows]: the digest of each value; arbitrary at nulls."""
-    kind = series.dtype
-    if kind in (pl.String, pl.Binary):
-        return digest(series)
-    if kind == pl.Boolean or kind.is_integer() or kind.is_temporal():
-        physical = series.to_physical()
-        wide = physical if kind == pl.UInt64 else physical.cast(pl.Int64)
-        words: Words = wide.fill_null(0).to_numpy().view(np.uint64)
-        return words
-    if kind.is_float():
-        floats = series.cast(pl.Float64).fill_null(0).to_numpy() + 0.0  # turns -0.0 into 0.0
-        return np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
-    return digest(_series(pc.cast(series.to_arrow(), pa.string())))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
+from feedline.dataclass import dataclass
 from feedline.progress import track
 from feedline.warehouse.optimize.survey import file_fragment, footer_of
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column

@@ -23,19 +23,20 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores, available_memory_bytes
 from feedline.warehouse.discovery.partitions import keys_of_path
-from feedline.warehouse.optimize.clustering import Gatherer, key_hashes, row_order
+from feedline.warehouse.optimize.clustering import Gatherer, row_order
 from feedline.warehouse.optimize.footprint import Footprint, footprint
 from feedline.warehouse.optimize.landing import (
     Note,
@@ -59,6 +60,8 @@ from feedline.warehouse.optimize.rewrite import (
 )
 from feedline.warehouse.parquet.dedup_columns import dedup_table
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
+from feedline.warehouse.parquet.history_note import STRIPE_ROWS
+from feedline.warehouse.parquet.key_hashes import key_hashes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -113,10 +116,11 @@ class Sizes:
         return max(rows * self.row_bytes, stored_bytes * self.decoded_per_stored)
 
 
-def partitions_of(snapshot: Snapshot) -> list[Partition]:
+def partitions_of(snapshot: Snapshot, *, as_one: bool = False) -> list[Partition]:
+    """The Hive partitions of a source; `as_one`: all its files as one partition, without keys."""
     files_of: dict[str, list[int]] = {}
     for file, path in enumerate(snapshot.files["path"].to_pylist()):
-        files_of.setdefault(_folder(snapshot, path), []).append(file)
+        files_of.setdefault("" if as_one else _folder(snapshot, path), []).append(file)
     names = ("path", "bytes", "mtime_ns")
     facts = {name: snapshot.files[name].to_pylist() for name in (*names, "footer_digest", "rows")}
     tags = tags_of(snapshot.files)
@@ -334,7 +338,7 @@ def optimize(
     projection: Sequence[str] = (),
     runner: TaskRunner | None = None,
 ) -> OptimizeReport:
-    """Write the snapshot's rows to `target`, a folder or URI, with the same partition folders.
+    """Write the snapshot's rows to `target`, a folder or URI, with the same partition folders (histories: with none).
 
     `source`: the table's names as the user gave them (default: its root); the target must not overlap any of them.
     `projection`: columns whose reading the report compares. Raises TableError (settings that do not fit the table, a
@@ -348,7 +352,7 @@ def optimize(
     with _claimed(destination):
         before = footprint(snapshot, projection, map=run)
         recipe = recipe_for(snapshot, destination.claim, settings, before, map=run)
-        partitions = partitions_of(snapshot)
+        partitions = partitions_of(snapshot, as_one=settings.history is not None)
         choices: list[Choice] = []
         finished = {part.folder for part in partitions if _is_finished(part, old_notes, recipe)}
         pending = [part for part in partitions if part.folder not in finished]
@@ -417,7 +421,7 @@ def _measure(
     if recipe.dedup:
         sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
     repeated = {name for _, columns in recipe.dedup for name in columns}
-    choices = choose(sample, goal, repeated=repeated)
+    choices = choose(sample, goal, repeated=repeated, page_rows=None if recipe.history is None else STRIPE_ROWS)
     threads = runner.threads
     unit_bytes = min(_UNIT_BYTES, (runner.memory_bytes or available_memory_bytes() // 2) // (2 * threads))
     ratio = row_bytes * largest.rows / max(largest.bytes, 1)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableArgumentError, TableError
 from feedline.expressions.column_parts import flattened_name
 from feedline.warehouse.discovery.partitions import keys_of_path, refine, typed_columns
@@ -24,6 +24,8 @@ from feedline.warehouse.optimize.rewrite import Recipe
 from feedline.warehouse.optimize.survey import Key, Survey, keys_worth, refuse_maps, survey, without_nulls
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY
 from feedline.warehouse.parquet.encodings import GOALS, Goal, decoder_name
+from feedline.warehouse.parquet.history_note import NOTE_KEY as HISTORY_KEY
+from feedline.warehouse.parquet.history_note import STRIPE_ROWS, HistoryOrder, is_key_type, is_time_type
 from feedline.warehouse.parquet.schemas import FIELD_ID, child_fields, is_list, is_text, nested_like
 from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
 from feedline.warehouse.reading.fragment import nearest_hint
@@ -37,11 +39,15 @@ from feedline.warehouse.storage.parallel import Map
 # table's log) is also stored in the files as a column. A key that still cannot be read back is refused.
 
 
-def key_columns(snapshot: Snapshot) -> list[pa.Field]:
-    """Return the partition keys that must be columns of the rewritten files to keep their type.
+def key_columns(snapshot: Snapshot, *, without_folders: bool = False) -> list[pa.Field]:
+    """Return the partition keys that must be columns of the rewritten files: to keep their type, or all of them, for a
+    table `without_folders`.
 
     Raises TableError for a key that is only in the table's log, or whose values cannot be folder names.
     """
+    if without_folders:
+        values = {name: snapshot.partition_column(name) for name in snapshot.partition_columns}
+        return [pa.field(name, each.type, nullable=each.null_count > 0) for name, each in values.items()]
     if not snapshot.logged or not snapshot.partition_columns:
         return []
     paths = snapshot.files["path"].to_pylist()
@@ -144,6 +150,7 @@ _ABOUT_COLUMNS = {
     b"iceberg.schema",
     METADATA_KEY,
     NOTE_KEY,
+    HISTORY_KEY,
 }
 
 
@@ -157,7 +164,8 @@ class Settings:
     fewer rows than a row group becomes one file (`merge`), or each of its files is rewritten by itself (`keep`).
     `flatten`: map columns; `flatten_coverage`: the share of rows that must have a key. `keep_nullable`: columns without
     nulls stay nullable. `dedup`: groups of columns to store once per run of equal rows (default: those of the source);
-    `expand`: store all columns in every row.
+    `expand`: store all columns in every row. `history`: the key of a table of histories: clusters by it, sorts by the
+    time and its tie breaks (`sort_by`), writes one partition, and notes in each file where the rows of keys are.
     """
 
     cluster_by: tuple[str, ...] = ()
@@ -174,6 +182,7 @@ class Settings:
     keep_nullable: bool = False
     dedup: DedupGroups = ()
     expand: bool = False
+    history: str | None = None
 
     @classmethod
     def of(cls, *, order: Names = "keep", dedup: Mapping[str, Names] | None = None, **options: Any) -> Settings:
@@ -197,7 +206,8 @@ class Settings:
             value = getattr(self, name)
             if value not in allowed:
                 raise TableArgumentError(f"{name} is unknown: got {value!r}, expected one of {', '.join(allowed)}")
-        if self.sort_by and not self.cluster_by:
+        self._refuse_beside_history()
+        if self.sort_by and not self.keys:
             raise TableArgumentError(
                 "--sort-by sorts within the keys of --cluster-by: got no --cluster-by. Name its columns"
             )
@@ -207,6 +217,30 @@ class Settings:
             )
         check_groups(self.dedup)
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that rows are clustered by."""
+        return self.cluster_by if self.history is None else (self.history,)
+
+    def _refuse_beside_history(self) -> None:
+        if self.history is None:
+            return
+        if not self.sort_by:
+            raise TableArgumentError(
+                "--history needs the time of its rows: got no --sort-by, expected the time, then columns that break "
+                "ties. Write --sort-by ts,event_no"
+            )
+        others = {"--cluster-by": self.cluster_by, "--dedup": self.dedup, "--small-partitions keep": self.keep_small}
+        for option, given in others.items():
+            if given:
+                raise TableArgumentError(
+                    f"--history orders and stores rows by its own rules: got {option} too. Leave {option} out"
+                )
+
+    @property
+    def keep_small(self) -> bool:
+        return self.small_partitions == "keep"
+
 
 def names_of(names: Names) -> tuple[str, ...]:
     """Return column names given as one string or several."""
@@ -215,10 +249,12 @@ def names_of(names: Names) -> tuple[str, ...]:
 
 def check_settings(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:
     """Raise TableArgumentError for unknown columns, and for columns whose type does not allow their use."""
-    schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
+    names = snapshot.file_columns if settings.history is None else snapshot.schema.names
+    schema = pa.schema([snapshot.schema.field(name) for name in names])
     refuse_columns(snapshot, settings.dedup, settings.flatten)
     for option, names in (
         ("--cluster-by", settings.cluster_by),
+        ("--history", () if settings.history is None else settings.keys),
         ("--sort-by", settings.sort_by),
         ("--flatten", settings.flatten),
         *((f"--dedup {group}", columns) for group, columns in settings.dedup),
@@ -230,8 +266,21 @@ def check_settings(snapshot: Snapshot, settings: Settings, projection: Sequence[
     refuse_keys(schema, settings.cluster_by, "--cluster-by")
     refuse_keys(schema, settings.sort_by, "--sort-by")
     refuse_maps(schema, settings.flatten)
+    if settings.history is not None:
+        _refuse_types(schema, settings.history, settings.sort_by[0])
     if not snapshot.rows:
         raise TableArgumentError(f"{snapshot.uri} holds no rows: expected at least one to measure")
+
+
+def _refuse_types(schema: pa.Schema, key: str, time: str) -> None:
+    """Raise TableArgumentError for a key or time of a type that histories do not have."""
+    for option, name, allowed, types in (
+        ("--history", key, is_key_type, "an integer, string, date or timestamp"),
+        ("--sort-by", time, is_time_type, "the time: a date, a timestamp or an integer of at most 63 bits"),
+    ):
+        kind = schema.field(name).type
+        if not allowed(kind):
+            raise TableArgumentError(f"{option} names column {name!r} of type {kind}: expected {types}. Cast it")
 
 
 def _refuse_unknown(name: str, names: Sequence[str], option: str) -> None:
@@ -245,8 +294,9 @@ def recipe_for(snapshot: Snapshot, claim: Claim, settings: Settings, before: Foo
 
     `map` runs the survey of what the snapshot does not tell.
     """
-    stored_keys = key_columns(snapshot)
-    dedup = groups_to_write(settings.dedup, expand=settings.expand, before=before)
+    history = None if settings.history is None else HistoryOrder(key=settings.history, sort_by=settings.sort_by)
+    stored_keys = key_columns(snapshot, without_folders=history is not None)
+    dedup = groups_to_write(settings.dedup, expand=settings.expand or history is not None, before=before)
     refuse_columns(snapshot, dedup, settings.flatten)
     repeated = [name for members in before.groups.values() for name in members]
     table_survey = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable, repeated=repeated)
@@ -268,11 +318,12 @@ def recipe_for(snapshot: Snapshot, claim: Claim, settings: Settings, before: Foo
             row_group_bytes=settings.row_group_bytes,
             file_bytes=settings.file_bytes,
         ),
-        cluster_by=settings.cluster_by,
+        cluster_by=settings.keys,
         sort_by=settings.sort_by,
         flatten=keys,
         dedup=dedup,
-        keep_small=settings.small_partitions == "keep",
+        history=history,
+        keep_small=settings.keep_small,
         settings=_fingerprint(settings, schema, dedup),
         decoder=decoder_name(),
     )
@@ -303,10 +354,11 @@ def _target_schema(
 
 def _fingerprint(settings: Settings, target: pa.Schema, dedup: DedupGroups) -> str:
     """Hash what decides a partition's rows, their order and types; popularity may change without a rewrite."""
-    apart = ("order", "dedup", "expand")
+    apart = ("order", "dedup", "expand", "history")
     facts: list[Any] = [_VERSION, *(getattr(settings, name) for name in Settings.__slots__ if name not in apart)]
     facts.append("popular" if settings.popular else settings.order)
     facts.append(sorted((field.name, str(field.type), field.nullable) for field in target))
     facts += [ids] if (ids := field_ids(target)) else []
     facts += [{"dedup": dedup}] if dedup else []
+    facts += [{"history": settings.history, "stripe_rows": STRIPE_ROWS}] if settings.history is not None else []
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

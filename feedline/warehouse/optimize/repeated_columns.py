@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableArgumentError
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.parquet.dedup_columns import flag_column, is_group_name

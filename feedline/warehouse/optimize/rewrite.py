@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.expressions.column_parts import flattened_name
-from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order
+from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, row_order
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.repeated_columns import DedupGroups
 from feedline.warehouse.optimize.survey import Key, flatten, fragment_of_group, null_paths, required_paths
+from feedline.warehouse.parquet.history_note import HistoryOrder
+from feedline.warehouse.parquet.key_hashes import key_hashes
 from feedline.warehouse.parquet.writer import (
     PART_SUFFIX,
     Encoding,
@@ -47,8 +49,9 @@ class Recipe:
     """How every partition is written, and by which run.
 
     `source`, `target`: the schemas of rows; `flatten`: per map column the keys that become columns; `dedup`: the groups
-    of columns that are stored once per run; `keep_small`: partitions smaller than a row group keep their files;
-    `settings`: the fingerprint for the files' notes; `decoder`: that encodings are measured with.
+    of columns that are stored once per run; `history`: the order of a table of histories; `keep_small`: partitions
+    smaller than a row group keep their files; `settings`: the fingerprint for the files' notes; `decoder`: that
+    encodings are measured with.
     """
 
     claim: Claim
@@ -60,6 +63,7 @@ class Recipe:
     sort_by: tuple[str, ...]
     flatten: tuple[tuple[str, tuple[Key, ...]], ...]
     dedup: DedupGroups
+    history: HistoryOrder | None
     keep_small: bool
     settings: str
     decoder: str
@@ -187,6 +191,7 @@ def _write_unit(target: Target, task: PartitionTask, unit: Unit) -> list[Written
         limits=recipe.limits,
         groups=dict(recipe.dedup),
         keys=recipe.cluster_by,
+        history=recipe.history,
     )
     note = {
         "settings": recipe.settings,

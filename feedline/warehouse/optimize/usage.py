@@ -13,7 +13,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import part_of, source_columns
 from feedline.warehouse.optimize.landing import partition_folder

@@ -8,12 +8,11 @@ docs/decisions/0037.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feedline.native import parquet as native
@@ -21,26 +20,19 @@ from feedline.native.parquet import (
     DATA_PAGE,
     DATA_PAGE_V2,
     DICTIONARY_PAGE,
-    RLE,
     Cursor,
     Decoded,
     DictionaryStrings,
-    PageTable,
+    OpenedChunk,
 )
 from feedline.native.rows import TURN
-from feedline.warehouse.parquet.column_kinds import ColumnKind, WriterBug
+from feedline.warehouse.parquet.column_kinds import ColumnKind
+from feedline.warehouse.parquet.footer import ChunkFacts
 
-_PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8
-# Of encodings, as bits: of values, all but BIT_PACKED, which is deprecated.
-_KNOWN_BITS = sum(1 << encoding for encoding in (0, 2, 3, 5, 6, 7, 8, 9))
-_CODED_BITS = 1 << _PLAIN_DICTIONARY | 1 << _RLE_DICTIONARY
-_LEVEL_BITS = 1 << RLE
+_PLAIN, _PLAIN_DICTIONARY = 0, 2
 _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
-# A dictionary is worth its codes while it has less than this share of the chunk's values: what is computed on it is
-# computed that much less often, and gathered once.
-_WORTH_CODES = 0.5
-_WORTH_CUTTING = 2  # times as long are lists on average as what is needed of them: of shorter ones, all is delivered
 _MANY = 2**16  # codes of 16 bits leave one number for a null, which is one entry more
+_CODES = {0: None, 2: pa.uint16(), 4: pa.int32()}
 
 
 Starts: TypeAlias = NDArray[np.bool_]
@@ -59,55 +51,50 @@ class ChunkError(ValueError):
 class ChunkDecoder:
     """A column chunk that is decoded here, with others (`open_chunks`, `read_chunks`)."""
 
-    def __init__(self, request: Request, table: PageTable, codes: pa.DataType | None, prefix: int) -> None:
-        kind, chunk = request.kind, request.chunk
+    def __init__(self, request: Request, opened: OpenedChunk) -> None:
+        compiled, self._entries, code_bytes, pages = opened
+        kind, facts = request.kind, request.facts
         self._kind = kind
         self._rows_left = request.rows
-        self._values, self._most_bytes = chunk.num_values, chunk.total_uncompressed_size
-        self._entries = table.entries
-        self._codes = codes
-        size = 0 if codes is None else codes.bit_width // 8
-        self.cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size, prefix=prefix)
+        self._values, self._most_bytes = facts.values, facts.uncompressed_bytes
+        # Of lists, only their levels say whether there are more rows.
+        self._has_more = kind.lists == 0 and self._values > request.rows
+        self.code_bytes = code_bytes  # 0 of values
+        self._codes = _CODES[code_bytes]
+        self.cursor = Cursor.over(compiled)
         self.compact = False
         if request.starts is not None and kind.is_nullable:
             self.cursor.set_flags(request.starts)
             self.compact = True
-        self._type = kind.type  # of lists: of what is delivered
         self._dictionary: pa.Array | None = None
-        # Of lists, only their levels say whether there are more rows.
-        self._has_more = kind.lists == 0 and self._values > request.rows
-        self.finds_pages = chunk.compression in native.CODECS
-        if self.finds_pages:
-            self.cursor.set_source(request.content, table.pages, native.CODECS[chunk.compression])
-            return
-        self._pages = deque(native.pages_of(table.pages))
-        self._content = request.content
-        self._decompress = _DECOMPRESSORS[chunk.compression]
-        self._entry_bytes: Any = None
+        self.finds_pages = pages is None
+        # Whether its rows are handed out with those of others (`JointChunks`).
+        self.is_joint = self.finds_pages and not self.compact and not kind.is_decimal
+        if not self.finds_pages:
+            self._pages = deque(native.pages_of(pages))
+            self._content = request.content.slice(request.start, facts.nbytes)
+            self._decompress = _DECOMPRESSORS[facts.codec]
+            self._entry_bytes: Any = None
 
-    @classmethod
-    def prepare(cls, request: Request) -> ChunkDecoder | None:
-        """The chunk to be opened; None for pyarrow."""
-        kind, values, prefix = request.kind, request.chunk.num_values, request.prefix
-        if request.chunk.compression not in DECOMPRESSORS:
-            return None
-        try:
-            table = native.page_table(request.content, values)
-        except ValueError:
-            return None
-        if (
-            table.encodings & ~_KNOWN_BITS
-            or (kind.max_def and table.def_encodings & ~_LEVEL_BITS)
-            or (kind.lists and table.rep_encodings & ~_LEVEL_BITS)
-            or any(table.kinds & bug.page_kinds for bug in request.bugs)
-        ):
-            return None
-        coded = not table.encodings & ~_CODED_BITS and 0 < table.entries < _WORTH_CODES * values
-        codes = code_type(table.entries) if request.codes and coded else None
-        # Strings are checked to be UTF-8 in all rows, so they are all delivered.
-        is_deliverable = kind.lists > 0 and (kind.size > 0 or codes is not None)
-        worth = is_deliverable and values > _WORTH_CUTTING * prefix * request.rows
-        return cls(request, table, codes, prefix if worth else 0)
+    @property
+    def dictionary(self) -> pa.Array | None:
+        """The entries that its codes stand for; None of values."""
+        return self._dictionary
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether its rows, or their codes, have a fixed size."""
+        return self._kind.lists == 0 and (self._kind.size > 0 or self._codes is not None)
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        """The type of its rows, where codes are integers."""
+        if self._codes is None:
+            return self._kind.type
+        if not self._kind.lists:
+            return self._codes
+        codes = self._kind.type.value_field.with_type(self._codes)
+        return pa.large_list(codes) if self._kind.long_lists else pa.list_(codes)
 
     def finish(self) -> bool:
         """Take the dictionary that was found. Returns whether the kernel decodes the chunk.
@@ -119,9 +106,6 @@ class ChunkDecoder:
             strings = _checked(self.cursor.dictionary_strings)
         if self._codes is not None:
             self._dictionary = self._dictionary_array(strings)
-            if kind.lists:
-                field = kind.type.value_field.with_type(pa.dictionary(self._codes, kind.element))
-                self._type = pa.large_list(field) if kind.long_lists else pa.list_(field)
             return True
         if kind.size:
             return True
@@ -147,7 +131,7 @@ class ChunkDecoder:
         """
         decoded = _checked(self.cursor.take)
         if (got := decoded.rows + decoded.passed) != rows:
-            raise ChunkError(f"its pages hold fewer rows than its footer says: got {got}, expected {rows}")
+            raise _too_few(got, rows)
         self._rows_left -= rows
         if self._rows_left == 0 and (self._has_more or (self._kind.lists and complete)):
             raise ChunkError("its pages hold more rows than its footer says")
@@ -198,11 +182,16 @@ class ChunkDecoder:
     def _lists(self, decoded: Decoded, elements: pa.Array) -> pa.Array:
         starts = _widen(decoded.starts, decoded.rows + 1) if self._kind.long_lists else pa.py_buffer(decoded.starts)
         valid = None if decoded.list_valid is None else pa.py_buffer(decoded.list_valid)
-        return pa.Array.from_buffers(self._type, decoded.rows, [valid, starts], decoded.null_lists, children=[elements])
+        kind = self._kind.type
+        if self._dictionary is not None:
+            field = kind.value_field.with_type(elements.type)
+            kind = pa.large_list(field) if self._kind.long_lists else pa.list_(field)
+        return pa.Array.from_buffers(kind, decoded.rows, [valid, starts], decoded.null_lists, children=[elements])
 
 
 class Request(NamedTuple):
-    """A column chunk for the kernel. content: all of its bytes. rows: of the row group. bugs: of what wrote the file.
+    """A column chunk for the kernel. content: bytes of the file, in which it begins at `start`. rows: of the row group.
+    refused: kinds of pages, as bits, that only pyarrow reads right.
 
     codes: deliver codes of its dictionary, where that has far fewer entries than there are values. prefix: how many
     elements of a list are enough; others may be left out (0: none). starts: bool [rows], the rows to deliver, with any
@@ -210,37 +199,102 @@ class Request(NamedTuple):
     """
 
     kind: ColumnKind
-    chunk: pq.ColumnChunkMetaData
+    facts: ChunkFacts
     rows: int
     content: pa.Buffer
+    start: int = 0
     codes: bool = False
     prefix: int = 0
     starts: Starts | None = None
-    bugs: Sequence[WriterBug] = ()
+    refused: int = 0
 
 
 def open_chunks(requests: Sequence[Request]) -> list[ChunkDecoder | None]:
     """The chunks for the kernel, each with the first rows to come; None for pyarrow, which also says what is wrong with
     one that does not open.
     """
-    with TURN:
-        prepared = [ChunkDecoder.prepare(request) for request in requests]
-    outcomes = iter(_outcomes([each for each in prepared if each is not None], None))
-    with TURN:
-        return [
-            None if decoder is None or isinstance(next(outcomes), str) else _finished(decoder, request)
-            for request, decoder in zip(requests, prepared, strict=True)
-        ]
+    asked = [
+        (content, start, facts.nbytes, facts.values, rows, codec, codes, prefix, refused, kind.layout)
+        for kind, facts, rows, content, start, codes, prefix, _, refused in requests
+        if (codec := native.CODECS.get(facts.codec, _OURS.get(facts.codec))) is not None
+    ]
+    opened = iter(native.open_chunks(asked))
+    outcomes = [next(opened) if request.facts.codec in DECOMPRESSORS else None for request in requests]
+    return [
+        None if found is None else _finished(request, found) for request, found in zip(requests, outcomes, strict=True)
+    ]
 
 
-def _finished(decoder: ChunkDecoder, request: Request) -> ChunkDecoder | None:
+def _finished(request: Request, opened: OpenedChunk) -> ChunkDecoder | None:
+    decoder = ChunkDecoder(request, opened)
     try:
+        if not decoder.finds_pages:
+            decoder.advance(None)
         return decoder if decoder.finish() else None
     except ChunkError:
         return None
     except pa.ArrowInvalid:
-        [opened] = open_chunks([request._replace(codes=False)])
-        return opened
+        [again] = open_chunks([request._replace(codes=False)])
+        return again
+
+
+class JointLayout(NamedTuple):
+    """In which order chunks are handed out together, how many of them in the first batch, and the schemas of both."""
+
+    names: tuple[str, ...]
+    flat: int
+    schemas: tuple[pa.Schema, pa.Schema]
+
+
+def joint_layout(decoders: Mapping[str, ChunkDecoder]) -> JointLayout:
+    """That of these chunks; the same of others with the same columns and bytes of codes."""
+    flat = {name: decoder.stored_type for name, decoder in decoders.items() if decoder.is_flat}
+    others = {name: decoder.stored_type for name, decoder in decoders.items() if name not in flat}
+    return JointLayout((*flat, *others), len(flat), (pa.schema(flat.items()), pa.schema(others.items())))
+
+
+class JointChunks:
+    """Chunks whose rows are handed out together, by name, in two batches: those of a fixed size, and lists and strings.
+    Batches are freed as a whole, and views of the small columns of the first one live longest.
+
+    dictionaries: of those that come as codes.
+    """
+
+    def __init__(self, decoders: Mapping[str, ChunkDecoder], layout: JointLayout) -> None:
+        self._layout = layout
+        self._cursors = [decoders[name].cursor for name in layout.names]
+        self.dictionaries = {
+            name: decoder.dictionary for name, decoder in decoders.items() if decoder.dictionary is not None
+        }
+
+    def take(self, rows: int) -> tuple[pa.RecordBatch, ...] | dict[str, ChunkError]:
+        """The next rows of each, of coded ones the codes; or what is wrong with some chunks."""
+        if not self._cursors:  # as always without the kernel
+            return ()
+        taken = native.take_rows(self._cursors, self._layout.flat, rows)
+        if isinstance(taken, list):
+            if None in taken:
+                raise MemoryError("there is no memory for a column of the chunk")
+            pairs = zip(self._layout.names, taken, strict=True)
+            return {
+                name: ChunkError(why) if isinstance(why, str) else _too_few(why, rows)
+                for name, why in pairs
+                if why is not False
+            }
+        pairs = zip(self._layout.schemas, taken, strict=True)
+        return tuple(pa.record_batch(_Exported(schema, array)) for schema, array in pairs if len(schema))
+
+
+class _Exported:
+    """A batch of the kernel, for pyarrow to import."""
+
+    __slots__ = ("_array", "_schema")
+
+    def __init__(self, schema: pa.Schema, array: Any) -> None:
+        self._schema, self._array = schema, array
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
+        return self._schema.__arrow_c_schema__(), self._array
 
 
 def take_rows(decoders: Sequence[ChunkDecoder], rows: int) -> list[pa.Array | ChunkError]:
@@ -256,13 +310,17 @@ def take_rows(decoders: Sequence[ChunkDecoder], rows: int) -> list[pa.Array | Ch
     return arrays
 
 
-def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> list[bool | str]:
-    """Decode until there are so many rows of each, or open all (None): in one call where the cursors find the pages.
+def _too_few(got: int | None, rows: int) -> ChunkError:
+    return ChunkError(f"its pages hold fewer rows than its footer says: got {got}, expected {rows}")
 
-    Whether there are so many, or a dictionary; a text is what is wrong with the chunk.
+
+def _outcomes(decoders: Sequence[ChunkDecoder], rows: int) -> list[bool | str]:
+    """Decode until there are so many rows of each: in one call where the cursors find the pages.
+
+    Whether there are so many; a text is what is wrong with the chunk.
     """
     cursors = [decoder.cursor for decoder in decoders if decoder.finds_pages]
-    outcomes = native.read_chunks(cursors, -1 if rows is None else rows)
+    outcomes = native.read_chunks(cursors, rows) if cursors else ()
     if None in outcomes:
         raise MemoryError("there is no memory for a column of the chunk")
     results = [outcome for outcome in outcomes if outcome is not None]
@@ -272,7 +330,7 @@ def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> list[bool |
     return [next(remaining) if decoder.finds_pages else _advance(decoder, rows) for decoder in decoders]
 
 
-def _advance(decoder: ChunkDecoder, rows: int | None) -> bool | str:
+def _advance(decoder: ChunkDecoder, rows: int) -> bool | str:
     try:
         return decoder.advance(rows)
     except ChunkError as error:
@@ -335,4 +393,5 @@ def _gzip(content: pa.Buffer, size: int) -> Any:
 
 
 _DECOMPRESSORS: dict[str, _Decompress] = {"ZSTD": _zstd, "GZIP": _gzip}
+_OURS = dict.fromkeys(_DECOMPRESSORS, -1)  # where the kernel does not decompress
 DECOMPRESSORS = frozenset({*native.CODECS, *_DECOMPRESSORS})  # pyarrow's names of the codecs

@@ -9,13 +9,13 @@ that were compared as other numbers are out of order, and unknown, where that ma
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.native.parquet import DATA_PAGE_V2
 from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text, is_unchecked
 from feedline.warehouse.parquet.thrift import PHYSICAL
@@ -25,7 +25,7 @@ _PROGRAM = re.compile(r"([^\s(]+)(?:\s+version\s+(\d+)(?:\.(\d+))?(?:\.(\d+))?)?
 _MOST_SIZE = 65536  # bytes of a value of a fixed size; of longer ones a block of rows may not fit in memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ColumnKind:
     """How the values of a Parquet column are laid out, and the Arrow type that they become.
 
@@ -46,6 +46,12 @@ class ColumnKind:
     is_decimal: bool
     is_text: bool
     is_nullable: bool
+
+    @cached_property
+    def layout(self) -> tuple[int, ...]:
+        """As the kernel is told of it; see `ChunkRequest`."""
+        narrow = int(self.narrow[1:] or 0)
+        return (self.physical, self.size, self.lists, self.max_def, narrow, self.long_strings, self.long_lists)
 
 
 def column_kind(field: pa.Field, column: pq.ColumnSchema) -> ColumnKind | str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +22,7 @@ import pyarrow.types as pat
 import xxhash
 from numpy.typing import NDArray
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableError
 from feedline.warehouse.parquet.repeated_rows import first_rows_of_table
 

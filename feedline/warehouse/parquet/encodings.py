@@ -12,6 +12,9 @@ Candidates are dictionary and plain for every type; DELTA_BINARY_PACKED and BYTE
 times; BYTE_STREAM_SPLIT for floats; DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY for strings and binary values; each
 under zstd, lz4, snappy and none. Every encoding is measured under lz4 (for `size`: zstd), then the two best ones under
 the other codecs.
+
+Where readers take single pages (`page_rows`), pages are measured at that size, and a flat column of more distinct
+values than a page has rows gets no dictionary: it would be read with every page, and is larger.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feedline.dataclass import dataclass
 from feedline.native import parquet as native
 from feedline.progress import track
 from feedline.warehouse.parquet.column_kinds import ColumnKind
@@ -90,23 +93,25 @@ def decoder_name() -> str:
     return f"pyarrow {pa.__version__}" if kernel_refusal() else f"kernel {native.VERSION}"
 
 
-def choose(sample: pa.Table, goal: Goal, *, repeated: Collection[str] = ()) -> list[Choice]:
+def choose(
+    sample: pa.Table, goal: Goal, *, repeated: Collection[str] = (), page_rows: int | None = None
+) -> list[Choice]:
     """Choose the encoding of every leaf of a sample of rows by measurement; leaves in the file's order.
 
     The sample has the target's schema and its rows the target's order. The leaves of one column (a struct, a map) are
     chosen one after the other, each measured with the whole column. repeated: columns that are stored once per run, of
-    which readers get values, not codes.
+    which readers get values, not codes. page_rows: of every page (default: as pyarrow's writer ends pages).
     """
     choices: list[Choice] = []
     names = sample.schema.names
     for name in track(names, "measuring encodings", [1] * len(names), "columns"):
         column = sample.select([name])
         rows = max(1, int(sample.num_rows * min(1.0, _COLUMN_BYTES / max(column.nbytes, 1))))
-        choices += _choose_column(column.slice(0, rows).combine_chunks(), goal, name not in repeated)
+        choices += _choose_column(column.slice(0, rows).combine_chunks(), goal, name not in repeated, page_rows)
     return choices
 
 
-def _choose_column(column: pa.Table, goal: Goal, codes: bool) -> list[Choice]:
+def _choose_column(column: pa.Table, goal: Goal, codes: bool, page_rows: int | None) -> list[Choice]:
     paths = leaf_paths(column.schema)
     encodings = {path: Encoding(leaf=path, encoding=DICTIONARY, codec="zstd") for path in paths}
     nullable = pa.schema([_nullable(field) for field in column.schema])
@@ -118,7 +123,9 @@ def _choose_column(column: pa.Table, goal: Goal, codes: bool) -> list[Choice]:
     choices = []
     for path, physical in paths.items():
         candidates = _BY_PHYSICAL[physical] if defaults[path].values else _BY_PHYSICAL[physical][:1]
-        best = _best(column, encodings, path, candidates, goal, codes)
+        if page_rows and not pa.types.is_nested(field.type) and len(values.unique()) > page_rows:
+            candidates = tuple(one for one in candidates if one != DICTIONARY)
+        best = _best(column, encodings, path, candidates, goal, codes, page_rows)
         encodings[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
         choices.append(Choice(chosen=best, default=defaults[path]))
     return choices
@@ -131,12 +138,13 @@ def _best(
     candidates: Sequence[str],
     goal: Goal,
     codes: bool,
+    page_rows: int | None,
 ) -> EncodingCost:
     """The best candidate for one leaf, with the current encodings of the other leaves."""
 
     def trial(encoding: str, codec: str, repeats: int) -> EncodingCost:
         trials = {**encodings, path: Encoding(leaf=path, encoding=encoding, codec=codec)}
-        return _measure(column, list(trials.values()), repeats, codes)[path]
+        return _measure(column, list(trials.values()), repeats, codes, page_rows=page_rows)[path]
 
     first = "zstd" if goal == "size" else "lz4"
     repeats = 1 if goal == "size" else _REPEATS
@@ -171,10 +179,16 @@ def _simplicity(one: EncodingCost) -> tuple[int, int]:
 
 
 def _measure(
-    column: pa.Table, encodings: Sequence[Encoding], repeats: int, codes: bool, *, usual: bool = False
+    column: pa.Table,
+    encodings: Sequence[Encoding],
+    repeats: int,
+    codes: bool,
+    *,
+    page_rows: int | None = None,
+    usual: bool = False,
 ) -> dict[str, EncodingCost]:
     """Write the column and read it back; per leaf its bytes, and the whole column's time per value of that leaf."""
-    sink, options = pa.BufferOutputStream(), writer_options(encodings)
+    sink, options = pa.BufferOutputStream(), writer_options(encodings, page_rows)
     if usual:
         options["dictionary_pagesize_limit"] = _USUAL_DICTIONARY_BYTES
     with pq.ParquetWriter(sink, column.schema, **options) as writer:

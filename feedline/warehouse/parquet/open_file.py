@@ -10,6 +10,7 @@ cache (`file_chunks`), only the chunks that it lacks are fetched; if it has all,
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -27,7 +28,6 @@ from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metada
 from feedline.warehouse.parquet.footer import (
     KEPT_FOOTERS,
     RecentValues,
-    chunk_ranges,
     column_leaves,
     footer_digest,
     open_parquet,
@@ -36,14 +36,16 @@ from feedline.warehouse.parquet.footer import (
 )
 from feedline.warehouse.parquet.schemas import storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
-from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
+from feedline.warehouse.storage.faults import Outlook, ShortBodyError, explain_errors, outlook
 from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
 from feedline.warehouse.storage.file_identity import Stamp, stamp_in, stamp_of
-from feedline.warehouse.storage.ranges import Range, SparseFile, coalesce, read_range
+from feedline.warehouse.storage.ranges import Range, SparseFile, coalesce, merge, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 T = TypeVar("T")
 
+# The largest hole between two ranges of a local file that is read over: the system reads whole pages of memory anyway.
+_HOLE_BYTES = 4096
 _KEPT_TAGS = 4096  # files whose footer the process has checked: about 100 bytes each
 
 
@@ -99,6 +101,11 @@ class OpenFile:
         """Read `size` bytes at an offset of the file."""
         raise NotImplementedError
 
+    def read_spans(self, spans: Sequence[Range]) -> tuple[list[pa.Buffer], int]:
+        """Read ranges of the file, each within it. Returns their bytes, and how many bytes were read for them: those
+        between two ranges are read where that costs less."""
+        raise NotImplementedError
+
     def drop_kept(self, row_group: int) -> bool:
         """Drop what a cache keeps of a row group, which does not decode. False: it came from the store."""
         return False
@@ -137,9 +144,31 @@ class _LocalFile(OpenFile):
             content: bytes = self._read_again(lambda: self._source.read_at(size, start))
         return content
 
+    def read_spans(self, spans: Sequence[Range]) -> tuple[list[pa.Buffer], int]:
+        """As `OpenFile.read_spans`."""
+        runs = merge(spans, _HOLE_BYTES)
+        if len(runs) > 1:
+            self._read_ahead(runs)
+        with explain_errors(self._uri, listed=True):
+            contents: list[bytes] = self._read_again(lambda: [_read_all(self._source, *run) for run in runs])
+        starts, buffers = [start for start, _ in runs], [pa.py_buffer(content) for content in contents]
+        found = []
+        for start, stop in spans:
+            index = bisect_right(starts, start) - 1
+            found.append(buffers[index].slice(start - starts[index], stop - start))
+        return found, sum(map(len, contents))
+
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`."""
-        ranges = coalesce(chunk_ranges(self.metadata, request.row_group, request.all_leaves, self._version.size_bytes))
+        self._read_ahead(coalesce([facts.place for facts in self.decoder.facts(request.row_group, request.all_leaves)]))
+        decoded = Restartable(lambda: OpenFile.batches(self, request))
+        yield from iter(lambda: self._read_again(lambda: next(decoded, None)), None)
+
+    def close(self) -> None:
+        self.parquet.close(force=True)
+        self._source.close()
+
+    def _read_ahead(self, ranges: Sequence[Range]) -> None:
         with suppress(OSError, AttributeError):  # only a hint to the kernel
             descriptor = os.open(self._path, os.O_RDONLY)
             try:
@@ -147,12 +176,6 @@ class _LocalFile(OpenFile):
                     os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(descriptor)
-        decoded = Restartable(lambda: OpenFile.batches(self, request))
-        yield from iter(lambda: self._read_again(lambda: next(decoded, None)), None)
-
-    def close(self) -> None:
-        self.parquet.close(force=True)
-        self._source.close()
 
     def _read_again(self, read: Callable[[], T]) -> T:
         """Read; after a transient failure, open the file again and repeat it."""
@@ -205,6 +228,12 @@ class _RemoteFile(OpenFile):
             lambda: read_range(self._source, start, size), self._filesystem, self._version.uri, listed=True
         )
 
+    def read_spans(self, spans: Sequence[Range]) -> tuple[list[pa.Buffer], int]:
+        """As `OpenFile.read_spans`, verified to be of this file. From the store: a cache keeps whole column chunks."""
+        sparse = SparseFile(self._version.size_bytes)
+        nbytes = self._fetch(sparse, None, spans)
+        return [sparse.read_range(*span) for span in spans], nbytes
+
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
         if not request.all_leaves:
@@ -212,7 +241,7 @@ class _RemoteFile(OpenFile):
             return
         size = self._version.size_bytes
         sparse = SparseFile(size)
-        ranges = chunk_ranges(self.metadata, request.row_group, request.all_leaves, size)
+        ranges = [facts.place for facts in self.decoder.facts(request.row_group, request.all_leaves)]
         identity = self._identity()
         if self._chunks is None or identity is None or request.row_group in self._dropped:
             self._fetch(sparse, request.row_group, ranges)
@@ -231,9 +260,10 @@ class _RemoteFile(OpenFile):
         self._chunks.drop(identity, row_group)
         return True
 
-    def _fetch(self, sparse: SparseFile, row_group: int, ranges: Sequence[Range]) -> None:
-        """Fetch ranges of a row group from the store, and verify that they are of this file."""
-        sparse.set_ranges(coalesce(ranges))
+    def _fetch(self, sparse: SparseFile, row_group: int | None, ranges: Sequence[Range]) -> int:
+        """Fetch ranges, of a row group, from the store, and verify that they are of this file. Returns the bytes."""
+        spans = coalesce(ranges)
+        sparse.set_ranges(spans)
 
         def fetch() -> None:
             try:
@@ -246,6 +276,7 @@ class _RemoteFile(OpenFile):
 
         with FETCH_CLOCK.waiting():
             with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
+        return sum(stop - start for start, stop in spans)
 
     def _identity(self) -> tuple[str, ...] | None:
         """What names the file's content for a cache; None where nobody can tell.
@@ -310,6 +341,14 @@ def open_unchanged(
         yield file
     finally:
         file.close()
+
+
+def _read_all(source: pa.NativeFile, start: int, stop: int) -> bytes:
+    """Bytes of a local file. Raises ShortBodyError where it has fewer: opened again, it is seen to have changed."""
+    content: bytes = source.read_at(stop - start, start)
+    if len(content) != stop - start:
+        raise ShortBodyError(f"file is too short: got {len(content)} bytes at {start}, expected {stop - start}")
+    return content
 
 
 _Layout: TypeAlias = tuple[pa.Schema, dict[str, range], DedupMetadata | None, FileDecoder]

@@ -22,12 +22,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableError
 
 FIELD_ID = b"PARQUET:field_id"  # of a field's metadata: its id in the table's log

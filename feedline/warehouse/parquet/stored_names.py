@@ -10,12 +10,12 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableError
 from feedline.warehouse.parquet.schemas import child_fields, field_id, nested_like, relabel
 

@@ -9,8 +9,9 @@ over chunks are inlined (7 microseconds a chunk).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+from feedline.dataclass import dataclass
 
 _NAMES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 PHYSICAL = {name: index for index, name in enumerate(_NAMES)}  # pyarrow's names of physical types
@@ -70,6 +71,48 @@ def structure_of(footer: bytes) -> Structure:
         return _file(footer)
     except IndexError:
         raise MalformedError("it ends in the middle of a field") from None
+
+
+def offset_index_places(footer: bytes) -> list[list[tuple[int, int]]]:
+    """Where the offset index of each column chunk lies, and its bytes, by row group; (0, 0) of chunks without one.
+
+    footer: without its trailer. Raises MalformedError.
+    """
+    groups, position, field = [], 0, 0
+    try:
+        while footer[position]:
+            position, field, kind = _field(footer, position, field)
+            if field != 4 or kind != _LIST:  # row_groups
+                position = _skip(footer, position, kind)
+                continue
+            count, position = _list_of_structures(footer, position)
+            for _ in range(count):
+                places, position = _places_of_group(footer, position)
+                groups.append(places)
+    except IndexError:
+        raise MalformedError("it ends in the middle of a field") from None
+    return groups
+
+
+def _places_of_group(data: bytes, position: int) -> tuple[list[tuple[int, int]], int]:
+    places, field = [], 0
+    while data[position]:
+        position, field, kind = _field(data, position, field)
+        if field != 1 or kind != _LIST:  # columns
+            position = _skip(data, position, kind)
+            continue
+        count, position = _list_of_structures(data, position)
+        for _ in range(count):
+            own, inner = {4: 0, 5: 0}, 0  # offset_index_offset, offset_index_length
+            while data[position]:
+                position, inner, kind = _field(data, position, inner)
+                if inner in own:
+                    own[inner], position = integer(data, position)
+                else:
+                    position = _skip(data, position, kind)
+            position += 1
+            places.append((own[4], own[5]))
+    return places, position + 1
 
 
 def _file(data: bytes) -> Structure:

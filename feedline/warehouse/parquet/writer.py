@@ -4,20 +4,22 @@ Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition:
 a local disk files have another suffix until `landing` renames them; a file for an object store is buffered in memory.
 Every file holds a note (its settings and sources) and its index, and the unit's last file is marked. Groups of columns
 that are stored once per run (`dedup_columns`) start a run in every row group. Statistics and page checksums are
-written, a page index is not.
+written. A page index is written for tables of histories (`history_note`): there pages and row groups hold whole
+stripes, and the rows of a key lie in one file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from feedline.dataclass import dataclass
 from feedline.warehouse.parquet.dedup_columns import (
     METADATA_KEY,
     DedupMetadata,
@@ -27,11 +29,14 @@ from feedline.warehouse.parquet.dedup_columns import (
     dedup_table,
     stored_schema,
 )
+from feedline.warehouse.parquet.history_note import NOTE_KEY as HISTORY_KEY
+from feedline.warehouse.parquet.history_note import STRIPE_ROWS, HistoryOrder, NoteBuilder
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
 # Of a dictionary, where it was chosen; pyarrow's 1 MiB ends codes in mid-chunk, and then readers get none.
 _DICTIONARY_BYTES = 8 << 20
+_PAGE_BYTES = 1 << 30  # more than any page of so many rows: rows alone end it
 NOTE_KEY = b"feedline.optimize"
 SUFFIX, PART_SUFFIX = ".parquet", ".parquet.part"
 
@@ -53,11 +58,12 @@ class Limits:
     row_group_bytes: int | None
     file_bytes: int
 
-    def rows_for(self, row_bytes: float) -> int:
-        """The rows of a row group, at `row_bytes` per decoded row."""
-        if self.row_group_bytes is None or row_bytes <= 0:
-            return self.row_group_rows
-        return max(1, min(self.row_group_rows, int(self.row_group_bytes / row_bytes)))
+    def rows_for(self, row_bytes: float, multiple_of: int = 1) -> int:
+        """The rows of a row group, at `row_bytes` per decoded row: a multiple of `multiple_of`, at least one."""
+        rows = self.row_group_rows
+        if self.row_group_bytes is not None and row_bytes > 0:
+            rows = min(rows, int(self.row_group_bytes / row_bytes))
+        return max(1, rows // multiple_of) * multiple_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +86,11 @@ def leaf_paths(schema: pa.Schema) -> dict[str, str]:
     return {column.path: column.physical_type for column in columns}
 
 
-def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
-    """The arguments of pyarrow's writer for these encodings."""
+def writer_options(encodings: Sequence[Encoding], page_rows: int | None = None) -> dict[str, Any]:
+    """The arguments of pyarrow's writer for these encodings; `page_rows`: of every page, with a page index."""
+    pages = {"max_rows_per_page": page_rows, "data_page_size": _PAGE_BYTES, "write_page_index": True}
     return {
+        **(pages if page_rows else {}),
         "version": "2.6",
         "compression": {choice.leaf: choice.codec for choice in encodings},
         "use_dictionary": [choice.leaf for choice in encodings if choice.encoding == DICTIONARY],
@@ -96,13 +104,19 @@ def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFormat:
     """How the rows of a table are stored. schema: that of the rows. groups: the columns to store once per run; a run
-    ends where one of `keys` changes."""
+    ends where one of `keys` changes. history: the order of a table of histories, in which the rows come."""
 
     schema: pa.Schema
     encodings: Sequence[Encoding]
     limits: Limits
     groups: Groups = field(default_factory=dict)
     keys: Sequence[str] = ()
+    history: HistoryOrder | None = None
+
+    @property
+    def page_rows(self) -> int | None:
+        """The rows of every page but a row group's last; None: as pyarrow's writer ends pages."""
+        return None if self.history is None else STRIPE_ROWS
 
 
 class TableWriter:
@@ -121,7 +135,10 @@ class TableWriter:
         self._filesystem = filesystem
         self._folder, self._stem, self._suffix = folder, stem, suffix
         self._dedup, self._keys, self._limits = format.groups, format.keys, format.limits
-        self._schema, self._options = stored_schema(format.schema, format.groups), writer_options(format.encodings)
+        self._schema = stored_schema(format.schema, format.groups)
+        self._options = writer_options(format.encodings, format.page_rows)
+        self._page_rows, self._history = format.page_rows or 1, format.history
+        self._builder: NoteBuilder | None = None
         self._note = dict(note)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._group_rows = 0
@@ -135,7 +152,7 @@ class TableWriter:
         """Add rows; row groups are written as soon as they are full."""
         if not table.num_rows:
             return
-        self._group_rows = self._group_rows or self._limits.rows_for(table.nbytes / table.num_rows)
+        self._group_rows = self._group_rows or self._limits.rows_for(table.nbytes / table.num_rows, self._page_rows)
         self._pending.append(table)
         self._pending_rows += table.num_rows
         while self._pending_rows >= self._group_rows:
@@ -143,8 +160,8 @@ class TableWriter:
 
     def close(self) -> list[WrittenFile]:
         """Write the remaining rows and end the last file; a unit without rows is one file without row groups."""
-        if self._pending_rows:
-            self._write_group(self._pending_rows)
+        while self._pending_rows:
+            self._write_group(min(self._pending_rows, self._group_rows))
         if self._writer is None:
             self._open()
         self._end_file(last=True)
@@ -166,17 +183,31 @@ class TableWriter:
         return f"{self._stem}-{len(self.files):05d}{self._suffix}"
 
     def _write_group(self, rows: int) -> None:
+        """Write the first pending rows as a row group: of a file that is full only those of its last key, if any."""
         table = self._take(rows)
-        runs: dict[str, RowGroupRuns] = {}
-        if self._dedup:
-            table, runs = dedup_table(table, self._dedup, self._keys)
         if self._sink is not None and self._sink.tell() + self._last_bytes > self._limits.file_bytes:
-            self._end_file(last=False)
+            continued = self._builder.continued_rows(table) if self._builder else 0
+            if continued:
+                self._append(table.slice(0, continued))
+            if continued < rows:
+                self._end_file(last=False)
+            if continued:
+                self._return(table.slice(continued))
+                return
+        self._append(table)
+
+    def _append(self, table: pa.Table) -> None:
+        """Write rows as a row group of the current file, or of a new one."""
+        rows, runs = table.num_rows, dict[str, RowGroupRuns]()
         if self._writer is None:
             self._open()
         assert self._sink is not None
         assert self._writer is not None
         start = self._sink.tell()
+        if self._builder:
+            self._builder.add(table)
+        if self._dedup:
+            table, runs = dedup_table(table, self._dedup, self._keys)
         self._writer.write_table(table, row_group_size=rows)
         self._last_bytes = self._sink.tell() - start
         self._rows += rows
@@ -198,6 +229,12 @@ class TableWriter:
             rows -= parts[-1].num_rows
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
+    def _return(self, table: pa.Table) -> None:
+        """Put rows back that were taken."""
+        if table.num_rows:
+            self._pending.insert(0, table)
+            self._pending_rows += table.num_rows
+
     def _open(self) -> None:
         local = is_local(self._filesystem)
         path = f"{self._folder}/{self._name}"
@@ -210,6 +247,8 @@ class TableWriter:
             raise
         self._rows = self._groups = 0
         self._runs = {group: [] for group in self._dedup}
+        if self._history is not None:
+            self._builder = NoteBuilder(self._history, self._schema.field(self._history.key).type)
 
     def _end_file(self, *, last: bool) -> None:
         writer, sink = self._writer, self._sink
@@ -223,6 +262,8 @@ class TableWriter:
                 for name, columns in self._dedup.items()
             }
             notes[METADATA_KEY] = DedupMetadata(groups=described).to_json()
+        if self._builder:
+            notes[HISTORY_KEY] = self._builder.note().to_json()
         writer.add_key_value_metadata(notes)
         writer.close()
         size = sink.tell()

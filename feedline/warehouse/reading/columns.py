@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, DataError
 from feedline.expressions.column_parts import (
     ColumnPart,
@@ -31,6 +31,8 @@ from feedline.expressions.column_parts import (
 )
 from feedline.expressions.extraction import Keys, extract_parts
 from feedline.warehouse.parquet.column_chunk import code_type
+from feedline.warehouse.parquet.decode import DecodedRows
+from feedline.warehouse.parquet.footer import ChunkFacts
 from feedline.warehouse.parquet.schemas import child_fields, conform, is_text, is_unchecked, leaf_count
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label
@@ -61,14 +63,16 @@ def with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(lists), lists.buffers()[:2], lists.null_count, lists.offset, [elements])
 
 
-def expand_codes(frame: pl.DataFrame, dictionaries: Mapping[str, pl.Series]) -> pl.DataFrame:
+def expand_codes(frame: pl.DataFrame, dictionaries: Mapping[str, pa.Array]) -> pl.DataFrame:
     """Replace the codes of these columns by the values that they stand for."""
     expanded = [expand_series(frame.get_column(name), values) for name, values in dictionaries.items()]
     return frame.with_columns(expanded) if expanded else frame
 
 
-def expand_series(codes: pl.Series, values: pl.Series) -> pl.Series:
+def expand_series(codes: pl.Series, dictionary: pa.Array) -> pl.Series:
     """The values of codes, or of lists of these, under the name of the codes."""
+    # Of strings, Arrow makes the views with the interpreter's lock released; Polars would hold it.
+    values = pl.Series(dictionary.cast(pa.string_view()) if is_text(dictionary.type) else dictionary)
     if not isinstance(codes.dtype, pl.List):
         return values.gather(codes).alias(codes.name)
     array = codes.rechunk().to_arrow()
@@ -85,7 +89,7 @@ def expanded_frame(data: pa.RecordBatch, names: Sequence[str]) -> pl.DataFrame:
     for name, array in zip(names, data.columns, strict=True):
         parts = split_codes(array)
         if parts is not None:
-            array, dictionaries[name] = parts[0], pl.Series(name, parts[1])
+            array, dictionaries[name] = parts
         arrays.append(array)
     frame = pl.from_arrow(pa.RecordBatch.from_arrays(arrays, names=list(names)) if dictionaries else data)
     assert isinstance(frame, pl.DataFrame)
@@ -169,6 +173,13 @@ class FileColumns:
             and not is_unchecked(source.field.type)
         }
         self._codable = self._find_codable()
+        # Whether each field is a column of its own, as it is stored; and those that are only so as codes.
+        self._is_direct = len(self._codable) == len(self._sources)
+        self._checked = {field.name for field in fields}.difference(self._plain)
+
+    def are_direct(self, decoded: DecodedRows) -> bool:
+        """Whether the fields are the decoded columns, and no others, with nothing to build, cast or check."""
+        return self._is_direct and not decoded.arrays and self._checked <= decoded.dictionaries.keys()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -241,11 +252,10 @@ class FileColumns:
             most = max(1, min(most, _VALUES * row_group.num_rows // max(values, 1)))
         return most
 
-    def narrow_rows(self, row_group: pq.RowGroupMetaData, most: int) -> int:
-        """Return how many rows to decode at once: `most`, or of wide rows CHUNK_ROWS."""
-        columns = [row_group.column(leaf) for leaf in self.leaves]
-        size = sum([int(column.num_values) * _WIDTHS[column.physical_type] for column in columns])
-        return max(CHUNK_ROWS, min(most, _CHUNK_BYTES * int(row_group.num_rows) // max(size, 1)))
+    def narrow_rows(self, rows: int, chunks: Iterable[ChunkFacts], most: int) -> int:
+        """Return how many rows to decode at once: `most`, or of wide rows CHUNK_ROWS. rows, chunks: of a row group."""
+        size = sum([facts.values * _WIDTHS[facts.physical] for facts in chunks])
+        return max(CHUNK_ROWS, min(most, _CHUNK_BYTES * rows // max(size, 1)))
 
     def batch(
         self,

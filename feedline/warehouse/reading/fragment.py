@@ -8,26 +8,30 @@ snapshot and a selection where work is planned, and travels with the request.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.cache.file_chunks import FileChunks
-from feedline.warehouse.parquet.decode import FileVersion
+from feedline.warehouse.parquet.decode import DecodedRows, FileVersion
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.reading.stored_groups import group_part
+from feedline.warehouse.snapshot.history_ref import HistoryRef
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
 from feedline.warehouse.storage.faults import explain_errors
@@ -37,6 +41,8 @@ from feedline.warehouse.storage.retry import with_retries
 
 UNCOUNTED = -1  # in `expected`: the kept rows have not been counted, so they are not checked
 
+# Files whose fields are kept: more than a window of a shuffle has pieces.
+_RECENT_FILES = 4096
 _Digest = bytes  # within `Fragment` the field `bytes` hides the type
 
 
@@ -49,7 +55,7 @@ class Fragment:
     UNCOUNTED; `proofs`: what statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the
     file's keys and typed values. `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see
     `pack_mask`) or None; empty if no row group has any. `stored_names`: of the table's columns in the file, if they are
-    not the table's. `decoder`, `source_cache`: see `Snapshot`.
+    not the table's. `decoder`, `source_cache`, `histories`: see `Snapshot`.
     """
 
     table: str
@@ -67,6 +73,7 @@ class Fragment:
     stored_names: StoredNames | None = None
     decoder: str = "auto"
     source_cache: CacheRef | None = field(default=None, repr=False)  # no key names it: bytes do not depend on it
+    histories: tuple[HistoryRef, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -142,7 +149,7 @@ class Chunk:
     position: int
     start: int
     groups: tuple[UniqueRows[pl.DataFrame], ...] = ()
-    dictionaries: Mapping[str, pl.Series] = field(default_factory=dict)
+    dictionaries: Mapping[str, pa.Array] = field(default_factory=dict)
 
     @property
     def row_group(self) -> int:
@@ -159,19 +166,25 @@ class Chunk:
         return replace(self, frame=self.frame.slice(start, stop - start), start=self.start + start, groups=groups)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FrameBatch:
     """Decoded rows in the table's types, before filtering; `position`: their row group's index in the fragment.
 
     `first_row`: the first row's index in the file if row numbers were requested, else 0. `row_filter`: the conditions
-    still to be evaluated. `groups`: the columns that are delivered as unique rows, which `data` lacks.
+    still to be evaluated. `groups`: the columns that are delivered as unique rows, which `data` lacks. `decoded`: the
+    columns of `data` as they were decoded, where those are all that it has; `data` is made of them when it is needed.
     """
 
     position: int
-    data: pa.RecordBatch
+    make_data: Callable[[], pa.RecordBatch]
     first_row: int
     row_filter: RowFilter
     groups: tuple[UniqueRows[pa.RecordBatch], ...] = ()
+    decoded: DecodedRows | None = None
+
+    @cached_property
+    def data(self) -> pa.RecordBatch:
+        return self.make_data()
 
 
 def gather(fragments: Iterable[tuple[Fragment, int]], most: int, most_fragments: int) -> Iterator[tuple[Fragment, ...]]:
@@ -215,25 +228,38 @@ def fragment_at(
     `proofs`: per row group of the table, see `Fragment`.
     """
     present = np.flatnonzero(expected)
-    facts = snapshot.files
-    stamp = stamp_at_index(facts, file)
     places = snapshot.row_group_in_file[row_groups[present]]
     return Fragment(
-        table=snapshot.uri,
-        path=facts["path"][file].as_py(),
-        bytes=stamp.size_bytes,
-        mtime_ns=stamp.mtime_ns,
-        tag=stamp.tag,
-        footer_digest=facts["footer_digest"][file].as_py(),
-        footer_bytes=facts["footer_bytes"][file].as_py(),
+        **_file_facts(snapshot, file),
         row_groups=tuple(places.tolist()),
         expected=tuple(expected[present].tolist()),
-        partition=snapshot.partition_of(file),
         proofs=() if proofs is None else tuple(proofs[row_groups[present]].tolist()),
-        stored_names=snapshot.stored_names,
-        decoder=snapshot.decoder,
-        source_cache=snapshot.source_cache,
     )
+
+
+def _file_facts(snapshot: Snapshot, file: int) -> dict[str, Any]:
+    """The fields of a file's fragments that are the same in all of them."""
+    known = snapshot.recent_files.get(file)
+    if known is None:
+        facts, stamp = snapshot.files, stamp_at_index(snapshot.files, file)
+        known = {
+            "table": snapshot.uri,
+            "path": facts["path"][file].as_py(),
+            "bytes": stamp.size_bytes,
+            "mtime_ns": stamp.mtime_ns,
+            "tag": stamp.tag,
+            "footer_digest": facts["footer_digest"][file].as_py(),
+            "footer_bytes": facts["footer_bytes"][file].as_py(),
+            "partition": snapshot.partition_of(file),
+            "stored_names": snapshot.stored_names,
+            "decoder": snapshot.decoder,
+            "source_cache": snapshot.source_cache,
+            "histories": snapshot.histories,
+        }
+        if len(snapshot.recent_files) >= _RECENT_FILES:
+            snapshot.recent_files.clear()
+        snapshot.recent_files[file] = known
+    return known
 
 
 def field_of(schema: pa.Schema, name: str) -> pa.Field:

@@ -10,7 +10,8 @@ checksum, a string that is not UTF-8, and a filter that keeps another number of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, DataError, StoreError, TableChangedError, TableError
 from feedline.expressions import BoundExpression
 from feedline.native.rows import TURN
 from feedline.native.unique_rows import UniqueRows
-from feedline.warehouse.parquet.decode import DecodeRequest
+from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest
 from feedline.warehouse.parquet.open_file import OpenFile, Restartable
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, is_coded, is_same, part_bytes, split_codes
@@ -65,6 +67,26 @@ def resolve_columns(
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+class _KnownColumns:
+    """Columns of schemas for which something was found to hold. They are known as objects, which the requests of a job
+    share: it takes as long to compare schemas as to look at each column. The last ones; threads share them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[pa.Schema, Sequence[str]], ...] = ()
+
+    def has(self, schema: pa.Schema, columns: Sequence[str]) -> bool:
+        return any(schema is known and columns is names for known, names in self._kept)
+
+    def add(self, schema: pa.Schema, columns: Sequence[str]) -> None:
+        if isinstance(columns, tuple) and not self.has(schema, columns):
+            self._kept = (schema, columns), *self._kept[: _KEPT - 1]
+
+
+_sound = _KnownColumns()  # of types that frames can hold
+_whole = _KnownColumns()  # whole columns, no parts of any
 
 _MARGIN = 1.06  # of rows that are decoded beyond those of which enough stay on average
 _FOREIGN = {pa.lib.Type_DECIMAL256, pa.lib.Type_INTERVAL_MONTH_DAY_NANO}  # types that frames cannot hold
@@ -122,8 +144,10 @@ def read_fragment(fragment: Fragment, request: ReadRequest) -> Iterator[Chunk]:
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
     """
-    _refuse_no_columns(request)
-    refuse_foreign(request.schema, request.columns)
+    refuse_no_columns(request)
+    if not _sound.has(request.schema, request.columns):
+        refuse_foreign(request.schema, request.columns)
+        _sound.add(request.schema, request.columns)
     assert not request.compact or not set(request.columns).issubset(request.compact), "a frame has at least one column"
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
     dictionaries = _Dictionaries()
@@ -146,7 +170,7 @@ def read_fragment(fragment: Fragment, request: ReadRequest) -> Iterator[Chunk]:
 def read_arrow(fragment: Fragment, request: ReadRequest) -> pa.Table:
     """Read the kept rows of a fragment as an Arrow table, of any Arrow types; raises as `read_fragment`. Of a request
     without marks, and without columns that come as unique rows or as codes."""
-    _refuse_no_columns(request)
+    refuse_no_columns(request)
     counts = [0] * len(fragment.row_groups)
     parts = []
     for batch in batches(fragment, request, counts):
@@ -188,10 +212,12 @@ def batches(
     coded = {name: most for name, most in request.coded.items() if name not in marked}
     refuse_foreign(schema, row_filter.parts)
     with fragment.open() as file:
-        names = (*columns, *row_filter.parts)
-        if any(schema.get_field_index(name) < 0 for name in names):
+        names = (*columns, *row_filter.parts) if row_filter.parts else columns
+        if not _whole.has(schema, names) and any(schema.get_field_index(name) < 0 for name in names):
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
+        else:
+            _whole.add(schema, names)
         skipped = skip(file)
         is_numbered = row_filter.sample is not None or any(mark.samples for mark in request.marks)
         starts = file.row_starts() if is_numbered else None  # a footer may name thousands of row groups
@@ -244,7 +270,8 @@ def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, colum
     return int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
 
 
-def _refuse_no_columns(request: ReadRequest) -> None:
+def refuse_no_columns(request: ReadRequest) -> None:
+    """Raise DataError for a request without columns."""
     if not request.columns:
         raise DataError("list of columns is empty: expected at least one column to read")
 
@@ -315,7 +342,7 @@ def _decode(file: OpenFile, columns: StoredColumns, group: _RowGroup) -> Iterato
         DecodeRequest(
             row_group=index,
             leaves=columns.leaves,
-            chunk_rows=columns.chunk_rows(metadata, index, group.chunk_rows),
+            chunk_rows=columns.chunk_rows(file, index, group.chunk_rows),
             whole=flags,
             coded=columns.coded_leaves(group.coded),
             starts=starts,
@@ -336,8 +363,11 @@ def _decode(file: OpenFile, columns: StoredColumns, group: _RowGroup) -> Iterato
         if rows is None:
             return None
         first_row, row = group.first_row + row, row + rows.rows
-        data, groups = columns.rows(rows, reader, uri, index, partition, group.coded)
-        return FrameBatch(group.position, data, first_row, group.row_filter, groups)
+        build = partial(columns.rows, rows, reader, uri, index, partition, group.coded)
+        if columns.are_direct(rows):
+            return FrameBatch(group.position, lambda: build()[0], first_row, group.row_filter, decoded=rows)
+        data, groups = build()
+        return FrameBatch(group.position, lambda: data, first_row, group.row_filter, groups)
 
     yield from iter(take, None)
     if row != metadata.num_rows:
@@ -353,27 +383,28 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
 
 
 class _Dictionaries:
-    """The dictionaries of coded columns, as series: the same object for all chunks of a column chunk."""
+    """The dictionaries of coded columns: the same object for all chunks of a column chunk. Few of them are needed as
+    series, for which Polars copies strings."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[pa.Array, pl.Series]] = {}
+        self._kept: dict[str, pa.Array] = {}
 
-    def series(self, name: str, array: pa.Array) -> pl.Series:
+    def same(self, name: str, array: pa.Array) -> pa.Array:
         """The dictionary of a column. The last one is kept, so that no other can have its memory."""
         last = self._kept.get(name)
-        if last is None or not is_same(last[0], array):
-            last = self._kept[name] = array, pl.Series(name, array)
-        return last[1]
+        if last is None or not is_same(last, array):
+            last = self._kept[name] = array
+        return last
 
 
-def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFrame, dict[str, pl.Series]]:
+def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFrame, dict[str, pa.Array]]:
     """The columns, of coded ones the codes, and the dictionaries of these."""
     arrays, dictionaries, is_simple = [], {}, True
     for name, array in zip(data.schema.names, data.columns, strict=True):
         is_number = pat.is_primitive(array.type)
         parts = None if is_number else split_codes(array)
         if parts is not None:
-            array, dictionaries[name] = parts[0], kept.series(name, parts[1])
+            array, dictionaries[name] = parts[0], kept.same(name, parts[1])
         else:
             is_simple &= is_number
         arrays.append(array)
@@ -382,11 +413,21 @@ def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFram
     return pl.DataFrame(batch) if is_simple else _frame(batch), dictionaries
 
 
+def _direct_frame(
+    decoded: DecodedRows, columns: Sequence[str], kept: _Dictionaries
+) -> tuple[pl.DataFrame, dict[str, pa.Array]]:
+    """These columns as they were decoded, of coded ones the codes, and the dictionaries of these."""
+    dictionaries = {name: kept.same(name, array) for name, array in decoded.dictionaries.items()}
+    frames = [pl.DataFrame(part) for part in decoded.parts]
+    frame = frames[0] if len(frames) == 1 else pl.concat(frames, how="horizontal")
+    return frame if frame.columns == list(columns) else frame[columns], dictionaries
+
+
 def _coded_groups(
     groups: Sequence[UniqueRows[pa.RecordBatch]], kept: _Dictionaries
-) -> tuple[tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
+) -> tuple[tuple[UniqueRows[pl.DataFrame], ...], dict[str, pa.Array]]:
     frames: list[UniqueRows[pl.DataFrame]] = []
-    dictionaries: dict[str, pl.Series] = {}
+    dictionaries: dict[str, pa.Array] = {}
     with TURN:
         for group in groups:
             frame, values = _coded_frame(group.rows, kept)
@@ -397,11 +438,15 @@ def _coded_groups(
 
 def _kept_rows(
     batch: FrameBatch, request: ReadRequest, fragment: Fragment, kept: _Dictionaries
-) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
+) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...], dict[str, pa.Array]]:
     """Return the kept rows of a batch, with exactly the columns and marks of a request; columns stored once per run as
     groups, and the dictionaries of coded ones.
     """
     columns, marks = request.columns, request.marks
+    if batch.decoded is not None and batch.row_filter.idle and not marks:
+        with TURN:
+            frame, dictionaries = _direct_frame(batch.decoded, columns, kept)
+        return frame, (), dictionaries
     groups, codes_of_groups = _coded_groups(batch.groups, kept)
     if groups:
         compact = {name for group in groups for name in group.rows.columns}

@@ -8,7 +8,7 @@ read: `RowFilter.for_row_group` returns what remains.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.expressions import BoundExpression
 from feedline.expressions.conditions import Condition, Term, condition_of, terms
 from feedline.expressions.types import has_strings

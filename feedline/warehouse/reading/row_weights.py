@@ -10,11 +10,11 @@ about 2^61: what it holds decides its scale, and the sums of row groups are comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from feedline.dataclass import dataclass
 
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]

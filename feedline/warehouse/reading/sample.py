@@ -16,7 +16,7 @@ The rest of a sample has the rows that it leaves out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -28,6 +28,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from feedline.config.source_section import SampleSpec
+from feedline.dataclass import dataclass
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.types import nearest

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.expressions import bind_where
 from feedline.warehouse.discovery.hive import matches_any
 from feedline.warehouse.reading.row_filter import RowFilter

@@ -75,9 +75,10 @@ class RunReader:
         # flags [1, 0, 0, 1 | 0, 1] in two chunks -> unique rows a, b, then b again and c; inverse [0, 0, 0, 1], [0, 1]
         first, self._row = self._row, self._row + decoded.rows
         unique_rows = {}
+        batch = decoded.batch
         for group, (columns, flags) in self._groups.items():
             starts = flags[first : self._row]
-            unique = self._unique(group, decoded, columns, np.flatnonzero(starts))
+            unique = self._unique(group, decoded, batch, columns, np.flatnonzero(starts))
             if not starts[0]:
                 pairs = zip(self._last[group].columns, unique.columns, strict=True)
                 arrays = [pa.concat_arrays(pair) for pair in pairs]
@@ -89,10 +90,15 @@ class RunReader:
         return unique_rows
 
     def _unique(
-        self, group: str, decoded: DecodedRows, columns: Sequence[str], index: npt.NDArray[np.int64]
+        self,
+        group: str,
+        decoded: DecodedRows,
+        batch: pa.RecordBatch,
+        columns: Sequence[str],
+        index: npt.NDArray[np.int64],
     ) -> pa.RecordBatch:
-        """The values where runs start."""
-        whole = decoded.batch.select([name for name in columns if name not in decoded.compact])
+        """The values where runs start. batch: the decoded columns of every row."""
+        whole = batch.select([name for name in columns if name not in decoded.compact])
         values = {name: decoded.compact[name] for name in columns if name in decoded.compact} | _at_starts(whole, index)
         repeated = decoded.rows - len(index)
         for name in columns:
@@ -166,13 +172,16 @@ class StoredColumns:
         """As `FileColumns.dictionaries`."""
         return self._fields.dictionaries(metadata, row_groups)
 
-    def chunk_rows(self, row_group: pq.RowGroupMetaData, index: int, most: int) -> int:
+    def chunk_rows(self, file: OpenFile, index: int, most: int) -> int:
         """As `FileColumns.chunk_rows`; twice as many rows where some columns are delivered as unique rows.
 
         More than CHUNK_ROWS only of narrow rows that hold nothing that is stored once per run.
         """
-        if most > CHUNK_ROWS:
-            most = CHUNK_ROWS if self._groups else self._fields.narrow_rows(row_group, most)
+        row_group = file.metadata.row_group(index)
+        if most > CHUNK_ROWS and self._groups:
+            most = CHUNK_ROWS
+        elif most > CHUNK_ROWS:
+            most = self._fields.narrow_rows(row_group.num_rows, file.decoder.facts(index, self.leaves), most)
         copies: dict[str, float] = {}
         built: set[str] = set()  # from unique rows, and repeated then
         for group, columns in self._groups.items():
@@ -206,6 +215,10 @@ class StoredColumns:
         """As `FileColumns.coded_leaves`; of what is stored once per run, only what is delivered as unique rows."""
         return self._fields.coded_leaves({name: most for name, most in names.items() if name in self._codable})
 
+    def are_direct(self, decoded: DecodedRows) -> bool:
+        """As `FileColumns.are_direct`; never of what is stored once per run."""
+        return not self._groups and self._fields.are_direct(decoded)
+
     def rows(
         self,
         decoded: DecodedRows,
@@ -217,10 +230,10 @@ class StoredColumns:
     ) -> tuple[pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]:
         """The fields of a decoded chunk: those of every row, and those of unique rows, group by group."""
         if reader is None:
-            return self._rows.batch(decoded.batch, uri, row_group, partition, coded=coded), ()
-        groups = reader.take(decoded)
+            return self._rows.batch(decoded.batch, uri, row_group, partition, rows=decoded.rows, coded=coded), ()
+        groups, batch_of_rows = reader.take(decoded), decoded.batch
         stored_once = {name for batch in groups.values() for name in batch.rows.schema.names}
-        arrays = {name: decoded.batch.column(name) for name in self._rows.columns if name not in stored_once}
+        arrays = {name: batch_of_rows.column(name) for name in self._rows.columns if name not in stored_once}
         fields: dict[str, pa.Array] = {}
         compact: list[UniqueRows[pa.RecordBatch]] = []
         for group, batch in groups.items():

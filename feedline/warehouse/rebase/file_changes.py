@@ -7,7 +7,7 @@ of the keys, or, where a key's type changed, by the strings in the folder names.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.errors import StateError
 from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableError
 from feedline.hashing import Words
 from feedline.warehouse.reading.fragment import Chunk, Fragment, count_excluded, unpack_mask

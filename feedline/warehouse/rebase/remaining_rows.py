@@ -11,12 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline.dataclass import dataclass
 from feedline.errors import StateError
 from feedline.warehouse.reading.fragment import count_excluded, pack_mask
 from feedline.warehouse.reading.sample import Bools

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.hashing import Words, digest, mix
 from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 

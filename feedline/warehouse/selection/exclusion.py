@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -20,12 +20,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, FeedlineError, StateError
 from feedline.warehouse.reading.fragment import UNCOUNTED, count_excluded, unpack_mask
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, ancestor, below, join, locate, redact
 
+FEW_EVENTS = "min_history"  # what rules of rows that see few events begin with
 _VERSION = 1
 _FOLDER = "exclusions"
 _FAULTS = pa.schema(
@@ -53,6 +55,11 @@ class ExclusionOrigin:
     unfitted: tuple[str, ...]
     types: Mapping[str, str]
     rows: int
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan has found the rows itself: they see few events, and no feature refuses them."""
+        return self.rules.startswith(FEW_EVENTS)
 
     @property
     def judgement(self) -> dict[str, Any]:

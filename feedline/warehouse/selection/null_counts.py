@@ -8,13 +8,13 @@ file that lacks a column counts as null in every row. Lists, structs and maps ar
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import Key, flattened_column, has_column, part_of
 from feedline.warehouse.parquet.schemas import child_fields

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline.dataclass import dataclass
 from feedline.expressions.predicates import And, Comparison, IsNull, Membership, Not, Or, Predicate
 
 NONE, SOME, ALL = np.int8(0), np.int8(1), np.int8(2)

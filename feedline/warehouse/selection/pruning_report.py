@@ -7,13 +7,13 @@ Pure; runs where a plan is made. Every row group has one fate; the shares of a r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline.dataclass import dataclass
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.warehouse.reading.columns import column_bytes, part_bytes

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import ReadRequest, read_fragment

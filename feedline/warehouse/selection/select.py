@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feedline.dataclass import dataclass
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.parquet.bloom import RowGroupFilters
 from feedline.warehouse.parquet.open_file import OpenFile

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.progress import report_progress
 from feedline.warehouse.bad_files import BadFilesFoundError
 from feedline.warehouse.reading.fragment import Fragment, gather

@@ -7,13 +7,13 @@ of its own. In a table with a log, everything that the log names has landed, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.column_facts import contiguous

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.errors import TableError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.partitions import keys_of_path, refine, table_order

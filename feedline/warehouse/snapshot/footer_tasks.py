@@ -8,8 +8,8 @@ waves, as it may hold all its results before it returns the first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.parquet.stored_names import StoredNames

@@ -7,13 +7,13 @@ of the files' own types. Blocks are compressed column by column (a chunk's facts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.bounds import bounds_of, has_bounds
 from feedline.warehouse.parquet.footer import ColumnFacts, FileFacts

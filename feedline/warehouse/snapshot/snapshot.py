@@ -14,9 +14,10 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -24,12 +25,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.resources.cgroups import available_cores
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, contiguous
+from feedline.warehouse.snapshot.history_ref import HistoryRef
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.content_store import StoredFile
 from feedline.warehouse.storage.locations import absolute, join, locate, redact, split_options
@@ -41,6 +44,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 # Columns of a saved snapshot that are read at once, where one takes longer than a thread's start: each is decompressed
 # and verified by itself, and holds a few hundred megabytes per ten million row groups.
 _READ_THREADS, _MANY_ROW_GROUPS = 4, 100_000
+_FEW_CHUNKS = 65_536  # column chunks of a table, at most 100 bytes of facts each
 _SHOWN_PATHS = 3  # in a message
 _TABLES = ("head", "files", "row_groups", "schemas")  # a saved snapshot's first; a table of facts per column follows
 
@@ -59,7 +63,9 @@ class Snapshot:
     the work_dir that it was loaded from.
 
     Of what reads its files, and no part of what is saved: `decoder`, as `source.decoder`; `source_cache`, which keeps
-    the column chunks of files in a store (None: nothing is kept).
+    the column chunks of files in a store (None: nothing is kept); `histories`, of which its rows get lists of events;
+    `recent_files`, what the fragments of some files have in common (a block's request would look up as much for each
+    piece).
     """
 
     id: str
@@ -75,7 +81,9 @@ class Snapshot:
     stored_names: StoredNames | None = None
     decoder: str = "auto"
     source_cache: CacheRef | None = None
+    histories: tuple[HistoryRef, ...] = ()
     home: str | None = None
+    recent_files: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -102,6 +110,11 @@ class Snapshot:
         # for needles of another type numpy would convert, and so copy, the whole array
         first, stop = np.searchsorted(files, np.array([file, file + 1], files.dtype))
         return np.arange(first, stop)
+
+    @property
+    def has_few_facts(self) -> bool:
+        """Whether the facts of all columns may stay in memory: a few megabytes."""
+        return len(self.row_groups) * len(self.file_columns) <= _FEW_CHUNKS
 
     @property
     def file_columns(self) -> tuple[str, ...]:
@@ -253,8 +266,9 @@ class Snapshot:
         yield self.files
         yield self.row_groups
         yield pa.table({"schema": pa.array(schemas, pa.binary())})
+        fetch = self.facts.column if self.has_few_facts else self.facts.fetch
         for name in self.file_columns:
-            facts = self.facts.fetch(self.schema.field(name))
+            facts = fetch(self.schema.field(name))
             yield pa.Table.from_arrays(facts.flatten(), names=[part.name for part in facts.type])
 
 

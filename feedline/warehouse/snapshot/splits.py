@@ -7,11 +7,10 @@ between two of the same run. The rows that a filter keeps may be limited in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError
 
 Ints = npt.NDArray[np.int64] | npt.NDArray[np.int32]

@@ -16,7 +16,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, StoreError, TableError, TableNotFoundError
 from feedline.progress import report_progress
 from feedline.version import VERSION
@@ -186,6 +186,10 @@ class Overflow:
             if self._held_bytes > self._limit:
                 self._write()
 
+    @property
+    def is_in_memory(self) -> bool:
+        return self._file is None
+
     def parts(self) -> list[SnapshotPart]:
         return [*self._moved_parts, *(block.part() for block in self._blocks)]
 
@@ -319,6 +323,9 @@ def snapshot_of(
         _save_last(work_dir, listing, snapshot.id, now_ns)
     waves.forget()
     loaded = Snapshot.load(work_dir, snapshot.id) if changed or last is None else last[0]
+    if changed and overflow.is_in_memory and snapshot.has_few_facts:
+        # they were saved a moment ago: reading them again takes 0.2 ms a column, for a plan that reads all of them
+        loaded = dataclasses.replace(loaded, facts=snapshot.facts)
     return dataclasses.replace(loaded, ignored=listing.ignored)
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, StoreError, TableError
 from feedline.warehouse.storage.content_store import OBJECT_STORES, get, put
 from feedline.warehouse.storage.locations import Location, join, locate, redact

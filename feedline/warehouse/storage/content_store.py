@@ -15,13 +15,13 @@ import os
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, TableError
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.ranges import read_range

@@ -14,7 +14,6 @@ import importlib
 import os
 import re
 import threading
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
@@ -24,6 +23,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, TableError
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook, safe_message
 from feedline.warehouse.storage.retry import is_local, retry_transient, with_retries

@@ -42,6 +42,12 @@ _pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-fetch")
 
 def coalesce(ranges: Sequence[Range]) -> list[Range]:
     """The ranges to request, in order, so that every given one lies in one of them or in several adjacent ones."""
+    return [part for span in merge(ranges, HOLE_BYTES) for part in _cut(span)]
+
+
+def merge(ranges: Sequence[Range], hole_bytes: int) -> list[Range]:
+    """The ranges to read at once, in order, so that every given one lies in one of them. hole_bytes: of the largest
+    hole between two that is read over."""
     # (0, 10), (10, 20), (50, 60) -> (0, 60): the hole of 30 bytes costs less than a request
     runs: list[Range] = []
     for start, stop in sorted(each for each in ranges if each[0] < each[1]):
@@ -49,11 +55,11 @@ def coalesce(ranges: Sequence[Range]) -> list[Range]:
             runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
         else:
             runs.append((start, stop))
-    allowance = max(HOLE_BYTES, int(HOLES_PART * sum(stop - start for start, stop in runs)))
+    allowance = max(hole_bytes, int(HOLES_PART * sum(stop - start for start, stop in runs)))
     holes = sorted((after[0] - before[1], i) for i, (before, after) in enumerate(pairwise(runs)))
     filled_holes = set()
     for size, i in holes:
-        if size > min(HOLE_BYTES, allowance):
+        if size > min(hole_bytes, allowance):
             break
         allowance -= size
         filled_holes.add(i)
@@ -63,7 +69,7 @@ def coalesce(ranges: Sequence[Range]) -> list[Range]:
             spans[-1] = (spans[-1][0], stop)
         else:
             spans.append((start, stop))
-    return [part for span in spans for part in _cut(span)]
+    return spans
 
 
 def _cut(span: Range) -> list[Range]:

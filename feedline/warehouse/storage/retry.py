@@ -16,11 +16,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import pyarrow.fs as pafs
 
+from feedline.dataclass import dataclass
 from feedline.errors import StoreError
 from feedline.warehouse.storage.faults import Outlook, explain_errors, label, outlook, safe_message
 from feedline.warehouse.storage.parallel import stop_event

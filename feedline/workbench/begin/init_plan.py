@@ -6,10 +6,10 @@ Pure values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from feedline.config.features import Group
+from feedline.dataclass import dataclass
 
 # What the model predicts, and so its loss: one of two, a number, or one of several classes.
 Task: TypeAlias = Literal["binary", "regression", "classes"]

@@ -5,12 +5,13 @@ Runs in: the process of `feedline init`. All is of the sample that a profile has
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.warehouse.storage.parallel import in_threads
 from feedline.workbench.begin.init_plan import Choices, HeldOut, LabelChoice, all_of
 from feedline.workbench.begin.quoting import percent

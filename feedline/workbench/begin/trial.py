@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow.compute as pc
 
 from feedline.config import PipelineSpec, parse_spec
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, FeedlineError, PlanError, SpecError
 from feedline.expressions import bind_where
 from feedline.expressions.moments import python_values

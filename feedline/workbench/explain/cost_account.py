@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError
 from feedline.expressions.column_parts import part_of
 from feedline.loader.encoding.block_times import BlockTimes

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Literal, Self
 
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError
 from feedline.loader.ring.launch import feeder_environment, standard_input
 from feedline.resources.cgroups import available_cores

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -27,9 +27,11 @@ from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, PieceRequest
 from feedline.config.dedup_section import DedupSpec
 from feedline.config.features import FeatureSpec, OpCall
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import has_column, part_of
 from feedline.planning.dedup.proposals import describe_proposals
+from feedline.planning.histories import list_columns
 from feedline.planning.source_plan import SourcePlan
 from feedline.resources.scratch import scratch_folder
 from feedline.transforms.compile.dedup_groups import assign_groups
@@ -40,6 +42,7 @@ from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, SUFFIX, Encodin
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
 from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.snapshot.column_facts import contiguous
+from feedline.warehouse.snapshot.history_ref import HistoryRef
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.workbench.explain.cost_account import CostAccount, FeatureAccount, value_encoding
 from feedline.workbench.explain.cost_process import ChangeKind, DataChange
@@ -76,12 +79,16 @@ class RewrittenSample:
     row_group_rows: int
 
 
-def read_columns(compiled: CompiledJob) -> list[str]:
-    """The columns of the table that a job's blocks read, partition columns among them."""
+def read_columns(compiled: CompiledJob, histories: Sequence[HistoryRef] = ()) -> list[str]:
+    """The columns of the table that a job's blocks read, partition columns among them; of lists of histories, those
+    that decide what a row sees."""
     read = compiled.read
     names = {*read.parts, *read.row_filter().parts}
     parts = {name: None if has_column(read.schema, name) else part_of(name) for name in names}
     columns = {name if part is None else part.column for name, part in parts.items()}
+    for history in histories:
+        if history.names & columns:
+            columns = columns - history.names | set(history.row_columns)
     return [name for name in read.schema.names if name in columns]
 
 
@@ -143,8 +150,9 @@ class _SampleWriter:
     group that was written."""
 
     def __init__(self, sample: BlockSample, compiled: CompiledJob, folder: Path, better: Sequence[str]) -> None:
-        keys = {name for name, _ in sample.requests[0].pieces[0].fragment.partition}
-        self._columns = [name for name in read_columns(compiled) if name not in keys]
+        fragment = sample.requests[0].pieces[0].fragment
+        keys = {name for name, _ in fragment.partition}
+        self._columns = [name for name in read_columns(compiled, fragment.histories) if name not in keys]
         self._folder, self._schema, self._better = folder, compiled.read.schema, frozenset(better)
         self._encodings: list[Encoding] = []
         self._files = 0
@@ -176,6 +184,7 @@ class _SampleWriter:
             proofs=first.proofs if len(expected) == len(first.proofs) else (),
             excluded=tuple(bits for each in fragments for bits in each.excluded) if has_gaps else (),
             decoder=first.decoder,
+            histories=first.histories,
         )
         return PieceRequest(fragment=fragment, skip=pieces[0].skip, rows=sum(piece.rows for piece in pieces))
 
@@ -255,7 +264,9 @@ class Today:
     @property
     def slow_columns(self) -> list[str]:
         """The table's columns that take most of decoding."""
-        columns = sorted(self.account.decoding.columns, key=lambda column: -column.cpu_s.cpu_s)
+        lists = list_columns(self.plan.spec)
+        own = [column for column in self.account.decoding.columns if column.name not in lists]
+        columns = sorted(own, key=lambda column: -column.cpu_s.cpu_s)
         seconds = np.maximum([column.cpu_s.cpu_s for column in columns], 0.0)
         if seconds.sum() < _LEAST_SHARE * self.account.block_s.cpu_s:
             return []
@@ -351,6 +362,8 @@ def _truncated(today: Today, _folder: Path) -> Iterator[Trial]:
     costly = [specs[feature.name] for feature in _costly(today.account) if feature.group == "sparse"]
     for spec in costly[:_FEATURES]:
         if spec.op is not None or spec.expr is not None or any(call.op in _SHORTENS for call in spec.ops):
+            continue
+        if spec.history is not None:  # `last` bounds it, and `first_x` would keep its oldest events
             continue
         lengths = _list_lengths(today, spec.column or spec.name)
         if lengths is None or not lengths.sum():

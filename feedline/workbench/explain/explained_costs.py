@@ -6,9 +6,10 @@ Runs in: the process of `feedline explain`. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from feedline.dataclass import dataclass
 from feedline.loader.limits.linear_bound import ResourceLimits, limits_of
 from feedline.loader.limits.machine_advice import Advice, AdviceKind
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, sum_samples

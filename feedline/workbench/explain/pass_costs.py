@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -27,6 +27,7 @@ from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult, Buckets, Draws, Job, PieceRequest
 from feedline.blocks.row_order import chunk_order, ordered_rows
 from feedline.config.features import FeatureSpec
+from feedline.dataclass import dataclass
 from feedline.errors import PlanError
 from feedline.loader.encoding.encode import can_order
 from feedline.native.unique_rows import UniqueRows

@@ -10,10 +10,11 @@ import contextlib
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError
 from feedline.loader.ring.launch import LOCK_S
 from feedline.planning.plan import Plan
@@ -62,7 +63,10 @@ class ChosenSource:
         return cls(plan=plan.sources[index], name=names[index], step_share=rows[index] / sum(rows))
 
     def in_mix(self, costs: MeasuredCosts) -> MeasuredCosts:
-        """Costs of its plan as those of this source: what a change gains is weighted by the share."""
+        """Costs of its plan as those of this source: what a change gains is weighted by the share. Those of the only
+        source stay as they are, with what stages took, by which a run's are told."""
+        if not self.name:
+            return costs
         changes = tuple(change.in_mix(self.step_share) for change in costs.changes)
         return replace(costs, changes=changes, source=self.name, step_share=self.step_share)
 

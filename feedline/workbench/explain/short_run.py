@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from feedline.config import PipelineSpec
+from feedline.dataclass import dataclass
 from feedline.loader.limits.run_facts import RunFacts, capacity_of, with_other_cpu
 from feedline.loader.ring.client import FeederClient, Slot
 from feedline.loader.ring.launch import FeederAccess
@@ -68,7 +69,7 @@ def run_shortly(
         progress = start_draining(
             feed, hello, rank=0, epochs=epochs, stop=lambda: measuring.stop() or ended.is_set(), train=train
         )
-        _sample(progress, readings, measuring, has_workers=spec.cluster.kind == "processes")
+        _sample(progress, readings, measuring, has_workers=spec.cluster.kind in ("pool", "processes"))
         if progress.error is not None:
             raise progress.error
     finally:

@@ -18,113 +18,32 @@ file holds its sessions and the distinct values of the user-side columns. Column
 from __future__ import annotations
 
 import functools
-import math
-import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError
-from feedline.hashing import hash_words
 from feedline.warehouse.snapshot.column_facts import contiguous
-
-# --------------------------------------------------------------------------------------------------------------------
-# The random values of a generated table: pure functions of 64-bit words drawn from Philox. A stream of words is
-# identified by a key (two words) and a counter (three words); streams never overlap. Each word yields one value: its
-# top 14 bits choose a bucket of the distribution's quantile function, the next 24 interpolate in it, and the low 20
-# decide whether the value is null. Runs in the generator's Dask tasks.
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
-Float64s = npt.NDArray[np.float64]
-Words = npt.NDArray[np.uint64]
-
-_BUCKET_BITS, _FRACTION_BITS, _NULL_BITS = 14, 24, 20
-_POINT_BITS = 16  # fraction bits of a Zipf border: border (< 2**40) times fraction fits 63 bits
-_ZIPF_EXPONENT = 1.05
-
-
-def draw_words(key: tuple[int, int], counter: tuple[int, int, int], count: int) -> Words:
-    """Return the first `count` words of a stream."""
-    philox = np.random.Philox(key=np.array(key, np.uint64), counter=np.array((0, *counter), np.uint64))
-    # over the full range, words come unchanged; unlike random_raw, this releases the GIL
-    return np.random.Generator(philox).integers(0, (1 << 64) - 1, count, np.uint64, endpoint=True)
-
-
-def unit(words: Words) -> Float64s:
-    """Uniform in [0, 1), from the top 53 bits."""
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def nulls(words: Words, share: float) -> npt.NDArray[np.bool_]:
-    """True for a share of the words, by bits that no value uses."""
-    return (words & np.uint64((1 << _NULL_BITS) - 1)) < np.uint64(round(share * (1 << _NULL_BITS)))
-
-
-def zipf(words: Words, cardinality: int) -> Int64s:
-    """Ids 0 .. cardinality-1 by a Zipf law, frequent ones first."""
-    borders = _zipf_borders(cardinality)
-    bucket, fraction = _split(words)
-    low = borders[bucket]
-    ids: Int64s = (low + ((borders[bucket + 1] - low) * fraction >> _FRACTION_BITS)) >> _POINT_BITS
-    return ids
-
-
-def lognormal(words: Words, sigma: float) -> Float32s:
-    """exp(sigma * normal) - 0.1: a heavy tail, with a few negative values."""
-    borders = _lognormal_borders(sigma)
-    bucket, fraction = _split(words)
-    low = borders[bucket]
-    return (low + (borders[bucket + 1] - low) * (fraction * 2.0**-_FRACTION_BITS)).astype(np.float32)
-
-
-def geometric(words: Words, mean: float) -> Int64s:
-    """Geometric integers >= 1 with the given mean."""
-    if mean <= 1:
-        return np.ones(len(words), np.int64)
-    return 1 + np.floor(np.log(1.0 - unit(words)) / math.log(1.0 - 1.0 / mean)).astype(np.int64)
-
-
-def effect(ids: Int64s) -> Float64s:
-    """A fixed value in [-1, 1) per id, by its hash."""
-    return unit(hash_words(ids.astype(np.uint64), 0)) * 2.0 - 1.0
-
-
-def _split(words: Words) -> tuple[Int64s, Int64s]:
-    """Return (bucket, fraction within the bucket) from the top bits of each word."""
-    top = (words >> np.uint64(64 - _BUCKET_BITS - _FRACTION_BITS)).astype(np.int64)
-    return top >> _FRACTION_BITS, top & ((1 << _FRACTION_BITS) - 1)
-
-
-@functools.cache
-def _zipf_borders(cardinality: int) -> Int64s:
-    """Return the continuous law's quantile function at each bucket's border, in fixed point."""
-    share = np.arange((1 << _BUCKET_BITS) + 1) / (1 << _BUCKET_BITS)
-    power = 1.0 - _ZIPF_EXPONENT
-    place = ((1.0 - share) + share * (cardinality + 1.0) ** power) ** (1.0 / power) - 1.0
-    borders: Float64s = np.minimum(np.floor(place * (1 << _POINT_BITS)), (cardinality << _POINT_BITS) - 1)
-    return borders.astype(np.int64)
-
-
-@functools.cache
-def _lognormal_borders(sigma: float) -> Float64s:
-    buckets, normal = 1 << _BUCKET_BITS, statistics.NormalDist()
-    shares = (min(max(k / buckets, 0.25 / buckets), 1 - 0.25 / buckets) for k in range(buckets + 1))
-    return np.array([math.exp(sigma * normal.inv_cdf(share)) - 0.1 for share in shares])
-
-
-# --------------------------------------------------------------------------------------------------------------------
+from feedline.workbench.generate.daily_table import ROW_BITS, DailyTable, check_ranges
+from feedline.workbench.generate.draws import (
+    Float64s,
+    Int32s,
+    Int64s,
+    Words,
+    draw_words,
+    effect,
+    geometric,
+    lognormal,
+    nulls,
+    unit,
+    zipf,
+)
 
 _TIMES, _SESSIONS, _LABELS, _DWELL, _USERS = range(5)  # streams of no feature; a feature's is kind + index
 _DENSE, _IDS, _STRINGS, _HISTORIES, _LENGTHS = (kind << 32 for kind in range(1, 6))
 _CHANGES = 1 << 48  # added to a user-side column's stream: where its value changes; alone: where all of them may
-_ROW_BITS = 24  # a row's index within its part, below its time in a sort key; a session's in its id
-_MAX_PARTS = 1 << 20  # per day: a session's id is (day, part, session) from high to low bits
 _DAY_BITS = 37  # microseconds of a day
 _DAY_US = 86_400_000_000
 _ID_CARDINALITIES = (1_000_000, 100, 10_000, 10_000_000, 1_000, 100_000)
@@ -132,17 +51,12 @@ _STRING_CARDINALITIES = (100, 10_000, 1_000)
 _HISTORY_CARDINALITY = 1_000_000
 _SESSIONS_PER_USER = 4
 _INTEGER_RANGES = {
-    "rows": (1, 1 << 48),
-    "days": (1, 36_500),
-    "seed": (0, (1 << 64) - 1),
     "dense": (0, 100_000),
     "ids": (0, 100_000),
     "strings": (0, 100_000),
     "histories": (0, 100_000),
     "history_min": (0, 1 << 20),
     "history_max": (0, 1 << 20),
-    "row_group_rows": (1, 1 << _ROW_BITS),
-    "part_rows": (1, 1 << _ROW_BITS),
 }
 _FLOAT_RANGES = {
     "user_share": (0, 1),
@@ -153,7 +67,7 @@ _FLOAT_RANGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClickRecipe:
+class ClickRecipe(DailyTable):
     """A click table of `rows` rows over `days` partitions, from the day `start` on.
 
     `sessions_mean`: mean rows of a user session; lengths are geometric, and the last session of a file is truncated.
@@ -166,10 +80,7 @@ class ClickRecipe:
     values out of range.
     """
 
-    rows: int
-    days: int
     sessions_mean: float = 8
-    seed: int = 0
     dense: int = 13
     ids: int = 26
     strings: int = 2
@@ -180,54 +91,16 @@ class ClickRecipe:
     keep_probability: float = 0.95
     joint_changes: bool = False
     null_share: float = 0.05
-    row_group_rows: int = 65_536
-    part_rows: int = 1 << 18
     clustered: bool = True
-    start: date = date(2026, 1, 1)
-    compression: str = "zstd"
 
     def __post_init__(self) -> None:
         """Raise SpecError for values out of range."""
-        for name, (low, high) in (_INTEGER_RANGES | _FLOAT_RANGES).items():
-            value, is_integer = getattr(self, name), name in _INTEGER_RANGES
-            kinds, words = (int, "an integer") if is_integer else ((int, float), "a number")
-            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                raise SpecError(f"{name} is out of range: got {value!r}, expected {words} from {low} to {high}.")
+        check_ranges(self, _INTEGER_RANGES, _FLOAT_RANGES)
         if not isinstance(self.joint_changes, bool):
             raise SpecError(f"joint_changes is no boolean: got {self.joint_changes!r}, expected true or false.")
         if self.history_min > self.history_max:
             raise SpecError(f"history_min exceeds history_max: got {self.history_min} and {self.history_max}.")
-        if self.days > self.rows:
-            raise SpecError(f"days exceed rows: got {self.days} days and {self.rows} rows, expected a row per day.")
-        try:
-            self.midnight(self.days)
-        except OverflowError as error:
-            raise SpecError(f"days end after the calendar: got {self.days} days from {self.start}.") from error
-        if self.parts(self.days - 1) > _MAX_PARTS:  # the last day holds the most rows
-            raise SpecError(
-                f"A day has too many files: got {self.parts(self.days - 1)}, expected at most {_MAX_PARTS}."
-            )
-        if not _is_codec(self.compression):
-            raise SpecError(
-                f"compression is unknown: got {self.compression!r}, expected zstd, lz4, snappy, gzip, brotli or none."
-            )
-
-    def midnight(self, day: int) -> datetime:
-        """Return when the day begins, in UTC."""
-        return datetime.combine(self.start + timedelta(days=day), time(), UTC)
-
-    def partition(self, day: int) -> str:
-        return f"ds={self.midnight(day).date().isoformat()}"
-
-    def parts(self, day: int) -> int:
-        """Return the number of files of the day; days, and files in a day, hold even shares of the rows."""
-        return -(-(self._before(day + 1) - self._before(day)) // self.part_rows)
-
-    def part_bounds(self, day: int, part: int) -> tuple[int, int]:
-        """Return the part's rows as a range of the table's rows."""
-        # 10 rows in 3 files -> [0, 3), [3, 6), [6, 10)
-        start, stop, parts = self._before(day), self._before(day + 1), self.parts(day)
-        return start + (stop - start) * part // parts, start + (stop - start) * (part + 1) // parts
+        DailyTable.__post_init__(self)
 
     def scalars(self) -> list[tuple[int, int]]:
         """Return (kind, index) of the dense, id and string columns in file order."""
@@ -248,9 +121,6 @@ class ClickRecipe:
 
     def schema(self) -> pa.Schema:
         return pa.schema([*self.feature_schema(), ("clicked", pa.int8()), ("dwell", pa.float32())])
-
-    def _before(self, day: int) -> int:
-        return self.rows * day // self.days
 
 
 class ClickFile:
@@ -276,11 +146,16 @@ class ClickFile:
             if recipe.is_user_side(kind, index)
         }
         self._lists = [self._histories(index) for index in range(recipe.histories)]
+        self.clicks = 0  # in the row groups so far
 
     @property
     def sessions(self) -> int:
         """Sessions in this file; the last one is truncated at its end."""
         return len(self._heads)
+
+    def counts(self) -> tuple[int, int]:
+        """Return (sessions, clicks) of the file, after its last row group."""
+        return self.sessions, self.clicks
 
     def row_groups(self) -> Iterator[pa.Table]:
         size = self._recipe.row_group_rows
@@ -293,7 +168,7 @@ class ClickFile:
         arrays: list[pa.Array] = [
             pa.array(np.arange(self._start + first, self._start + stop)),
             pa.array(self._ts[first:stop]).cast(pa.timestamp("us")),
-            pa.array((self._day << 44) | (self._part << _ROW_BITS) | session),
+            pa.array((self._day << 44) | (self._part << ROW_BITS) | session),
             pa.array(self._user[session]),
         ]
         for kind, index in recipe.scalars():
@@ -302,6 +177,7 @@ class ClickFile:
         arrays += [gather(rows) for gather in self._lists]
         logit = click_logit(pa.table(arrays, schema=recipe.feature_schema()))
         clicked = unit(self._words(_LABELS, len(rows), chunk)) < 1.0 / (1.0 + np.exp(-logit))
+        self.clicks += int(np.count_nonzero(clicked))
         dwell = lognormal(self._words(_DWELL, len(rows), chunk), 1.2) * np.float32(10) + np.float32(1)
         arrays += [pa.array(clicked.view(np.int8)), pa.array(dwell, mask=~clicked)]
         return pa.table(arrays, schema=recipe.schema())
@@ -323,8 +199,8 @@ class ClickFile:
         since = np.sort((self._session << _DAY_BITS) | since) & ((1 << _DAY_BITS) - 1)
         rows = np.arange(self._rows)
         if not recipe.clustered:
-            keys = np.sort((since << _ROW_BITS) | rows)
-            since, rows = keys >> _ROW_BITS, keys & ((1 << _ROW_BITS) - 1)
+            keys = np.sort((since << ROW_BITS) | rows)
+            since, rows = keys >> ROW_BITS, keys & ((1 << ROW_BITS) - 1)
         return begin + since, rows
 
     def _changes(self, stream: int) -> Int32s:
@@ -397,13 +273,6 @@ def click_logit(table: pa.Table) -> Float64s:
         filled = np.diff(offsets) > 0
         logit[filled] += 1.5 * effect(values[offsets[:-1][filled]])
     return logit
-
-
-def _is_codec(name: object) -> bool:
-    try:
-        return isinstance(name, str) and (name == "none" or pa.Codec.is_available(name))
-    except ValueError:
-        return False
 
 
 def _ends(table: pa.Table, prefix: str) -> list[str]:

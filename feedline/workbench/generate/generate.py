@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,25 +21,27 @@ from dask.delayed import delayed
 
 from feedline.commands.pipeline_arguments import complete_words
 from feedline.commands.progress_line import ProgressLine
+from feedline.dataclass import dataclass
 from feedline.errors import SpecError, TableArgumentError
 from feedline.progress import report_progress
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.locations import absolute, join, redact
 from feedline.workbench.generate.clicks import ClickFile, ClickRecipe
+from feedline.workbench.generate.listens import ListenFile, ListenRecipe, events_before
 
 # --------------------------------------------------------------------------------------------------------------------
-# Generate a click table of any size: `generate_clicks` writes the rows of `clicks` as Hive-partitioned Parquet. Files
-# are `ds=YYYY-MM-DD/part-00000.parquet`, each written by one Dask task, in threads of the caller's process unless a
-# Dask client is active; the caller's process moves them into place when all are written. Repeatable: the same recipe
-# gives the same bytes, with any number of workers. Bounded: a file has at most `part_rows` rows, and a task holds its
-# sessions' distinct values and one row group.
+# Generate a table of any size: `generate_clicks` writes the rows of `clicks`, `generate_listens` those of `listens`, as
+# Hive-partitioned Parquet. Files are `ds=YYYY-MM-DD/part-00000.parquet`, each written by one Dask task, in threads of
+# the caller's process unless a Dask client is active; the caller's process moves them into place when all are written.
+# Repeatable: the same recipe gives the same bytes, with any number of workers. Bounded: a file has at most `part_rows`
+# rows; a task of clicks holds its sessions' distinct values and one row group, one of listens its file's rows.
 
 _HIDDEN = "_generating"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationReport:
-    """A generated table: `files` Parquet files of `bytes` bytes in total, `clicks` rows with clicked = 1."""
+class GeneratedTable:
+    """A generated table: `files` Parquet files of `bytes` bytes in total."""
 
     uri: str
     rows: int
@@ -48,8 +49,23 @@ class GenerationReport:
     files: int
     row_groups: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationReport(GeneratedTable):
+    """A generated click table: `clicks` rows with clicked = 1."""
+
     sessions: int
     clicks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListensReport(GeneratedTable):
+    """A generated log: `listens` and `likes` of its rows, and `users` that have any."""
+
+    users: int
+    listens: int
+    likes: int
 
 
 def generate_clicks(
@@ -61,6 +77,23 @@ def generate_clicks(
     an argument out of range, TableError if the target is not empty (`overwrite` empties it, provided that it holds only
     `ds=` partitions).
     """
+    facts, (sessions, clicks) = _generate_table(uri, recipe, overwrite=overwrite, threads=threads)
+    return GenerationReport(**facts, sessions=sessions, clicks=clicks)
+
+
+def generate_listens(
+    uri: str, recipe: ListenRecipe, *, overwrite: bool = False, threads: int | None = None
+) -> ListensReport:
+    """Write a log of listens below `uri`; arguments and errors are those of `generate_clicks`."""
+    facts, (listens, likes) = _generate_table(uri, recipe, overwrite=overwrite, threads=threads)
+    users = np.count_nonzero(np.diff(events_before(recipe.rows, recipe.user_count)))
+    return ListensReport(**facts, users=int(users), listens=listens, likes=likes)
+
+
+def _generate_table(
+    uri: str, recipe: ClickRecipe | ListenRecipe, *, overwrite: bool, threads: int | None
+) -> tuple[dict[str, Any], tuple[int, int]]:
+    """Write a table; return the values of its GeneratedTable, and the sums of the counts of its files."""
     if threads is not None and threads < 1:
         raise SpecError(f"threads are out of range: got {threads}, expected at least 1.")
     filesystem, root = _open_target(uri)
@@ -78,9 +111,9 @@ def generate_clicks(
         claim.move((path, join(claim.location.path, target)) for path, target, *_ in written)
     finally:
         claim.release()
-    groups, size, sessions, clicks = (sum(file[place] for file in written) for place in range(2, 6))
-    counts = {"files": len(tasks), "row_groups": groups, "bytes": size, "sessions": sessions, "clicks": clicks}
-    return GenerationReport(uri=uri, rows=recipe.rows, days=recipe.days, **counts)
+    groups, size, first, second = (sum(file[place] for file in written) for place in range(2, 6))
+    facts = {"rows": recipe.rows, "days": recipe.days, "files": len(tasks), "row_groups": groups, "bytes": size}
+    return {"uri": uri, **facts}, (first, second)
 
 
 class _FilesWritten(Callback):
@@ -94,20 +127,22 @@ class _FilesWritten(Callback):
         report_progress("writing", self._done, self._files, "files")
 
 
-def _write_file(claim: Claim, recipe: ClickRecipe, day: int, number: int) -> tuple[str, str, int, int, int, int]:
-    """Write one file, in a Dask task; return its path, that below the table, row groups, bytes, sessions and clicks."""
+def _write_file(
+    claim: Claim, recipe: ClickRecipe | ListenRecipe, day: int, number: int
+) -> tuple[str, str, int, int, int, int]:
+    """Write one file, in a Dask task; return its path, that below the table, row groups, bytes and its two counts."""
     claim.check()
     folder = claim.own(secrets.token_hex(4))  # an attempt's own
     path, filesystem = join(folder.path, f"{day}-{number}"), folder.filesystem
     filesystem.create_dir(folder.path, recursive=True)
-    rows, groups, clicks = ClickFile(recipe, day, number), 0, 0
+    rows = ClickFile(recipe, day, number) if isinstance(recipe, ClickRecipe) else ListenFile(recipe, day, number)
+    groups = 0
     with pq.ParquetWriter(path, recipe.schema(), filesystem=filesystem, compression=recipe.compression) as writer:
         for table in rows.row_groups():
             writer.write_table(table, row_group_size=recipe.row_group_rows)
             groups += 1
-            clicks += int(np.count_nonzero(table.column("clicked").chunk(0).to_numpy()))
     target = f"{recipe.partition(day)}/part-{number:05d}.parquet"
-    return path, target, groups, int(filesystem.get_file_info(path).size), rows.sessions, clicks
+    return path, target, groups, int(filesystem.get_file_info(path).size), *rows.counts()
 
 
 def clicks_pipeline(
@@ -233,4 +268,25 @@ def clicks(
     print(
         f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.sessions:,} sessions, "
         f"{report.clicks:,} clicks: {report.uri}"
+    )
+
+
+@generate.command()
+def listens(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="A folder or URI.")],
+    rows: Annotated[int, typer.Option(help="Total events.")] = 1_000_000,
+    users: Annotated[int | None, typer.Option(help="Users (default: one per 4,763 events).")] = None,
+    items: Annotated[int | None, typer.Option(help="Tracks (default: 136 times the root of the events).")] = None,
+    days: Annotated[int, typer.Option(help="Partitions ds=YYYY-MM-DD.")] = 10,
+    row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same bytes.")] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing table.")] = False,
+) -> None:
+    """Write a log of a music service's events, in the order of time, reproducible from its seed."""
+    recipe = ListenRecipe(rows=rows, users=users, items=items, days=days, row_group_rows=row_group_rows, seed=seed)
+    with ProgressLine():
+        report = generate_listens(directory, recipe, overwrite=overwrite)
+    print(
+        f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.users:,} users, "
+        f"{report.listens:,} listens, {report.likes:,} likes: {report.uri}"
     )

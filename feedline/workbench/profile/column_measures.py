@@ -7,7 +7,7 @@ and repeats. Of lists with very many elements, those of the first lists are coun
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.dataclass import dataclass
 from feedline.expressions.moments import moment_text, python_values
 from feedline.transforms.learning.statistics import finite_numbers
 from feedline.transforms.values.kinds import WEIGHTED_FIELDS

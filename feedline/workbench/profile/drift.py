@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from feedline.dataclass import dataclass
 from feedline.transforms.learning.statistics import finite_numbers
 from feedline.warehouse.storage.parallel import in_threads
 from feedline.workbench.profile.column_measures import frame_column

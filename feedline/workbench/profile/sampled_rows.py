@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bad_files import reason_of

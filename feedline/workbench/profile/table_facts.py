@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+
+from feedline.dataclass import dataclass
 
 # What Feedline can make of a column: by its type and by what the sample shows. `category`: ids and codes, of few or of
 # many values (integers, Booleans); `string`: strings and bytes; `list`: lists of numbers, strings or Booleans, and

@@ -13,12 +13,13 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from feedline.dataclass import dataclass
 from feedline.errors import StoreError, TableArgumentError, TableError, TableNotFoundError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.progress import report_progress

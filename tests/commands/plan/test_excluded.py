@@ -47,7 +47,7 @@ def test_excluded_rows_are_the_last_stage_and_have_reasons(table: BadTable):
     assert facts["rows"] == kept - bad
     assert facts["excluded"]["rows"] == bad
     assert sum(each["rows"] for each in facts["excluded"]["reasons"]) >= bad
-    assert f"{bad:,} bad rows of " in text
+    assert f"{bad:,} rows of " in text
     assert "feature 'age' cannot be computed (no ops)" in text
     assert "found by other features" not in text
 

@@ -83,7 +83,7 @@ def test_threads_that_use_up_the_interpreters_lock_get_processes(staged: Staged)
     assert "of the interpreter's lock, which threads of a process share; the limit is" in verdict.sentence
     assert verdict.sentence.endswith("with one process.")
     [advice] = [each for each in verdict.advice if each.kind in ("threads", "processes", "workers")]
-    assert advice.change == "cluster: {workers: 8, threads: 1}"
+    assert advice.change == "cluster: {processes: 8, threads: 1}"
     assert advice.rows_ratio == pytest.approx(2.0), "the trainer's own pace"
 
 
@@ -92,7 +92,7 @@ def test_one_thread_that_the_feeders_own_threads_keep_from_the_lock_gets_process
     verdict = judge([facts], Capacity(cores=64, threads=1, lock_share=0.9))
     assert verdict.limit == "lock"
     [advice] = [each for each in verdict.advice if each.kind == "processes"]
-    assert advice.change == "cluster: {workers: 2, threads: 1}"
+    assert advice.change == "cluster: {processes: 2, threads: 1}"
     assert advice.rows_ratio == pytest.approx(2.0)
 
 
@@ -147,7 +147,7 @@ def test_threads_that_wait_for_each_other_may_gain_by_processes(staged: Staged):
     assert waiting.lock_wait_s == pytest.approx(2.0)
     advice = {each.kind: each for each in judge([waiting], capacity).advice}
     assert "threads" not in advice, "they would wait for each other, too"
-    assert advice["processes"].change == "cluster: {workers: 4, threads: 1}"
+    assert advice["processes"].change == "cluster: {processes: 4, threads: 1}"
     assert advice["processes"].rows_ratio == pytest.approx(2.0)
     sleeping = judge([staged(wait_s=0.5, decode_s=1.0, ops_s=1.0, slept_s=2.0)], capacity).advice
     assert [each.kind for each in sleeping if each.kind in ("threads", "processes")] == ["threads"]

@@ -133,7 +133,7 @@ class NearFeeder:
             header = SlotHeader(
                 epoch=epoch_word, step=step_word, rows=rows, nbytes=nbytes, ipc_bytes=0, values=(), fixed=()
             )
-            self._ring.announce(number, [(segment, slot, header)])
+            self._ring.announce(self._ring.packet(number, segment, slot, header))
             self._stream, filled = (number, epoch, step + 1), True
         return filled
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from feedline.config import PipelineSpec, load_spec
 from feedline.errors import FeederError
+from feedline.loader.ring import launch
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_source import OwnFeeder
 from feedline.loader.ring.launch import (
@@ -108,3 +111,31 @@ def test_a_log_is_cut_to_its_last_lines(tmp_path: Path):
     assert not shorten_log(write, limit_bytes=0, kept_bytes=0), "the terminal of a command is no log"
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "cores", "words"),
+    [
+        ({}, 4, r"processes of the feeder: 4 of 1 thread\(s\), on 4 core\(s\)"),
+        ({}, 2, r"threads of the feeder: 2; 2 process\(es\) once they wait for each other"),
+        ({"fork": False}, 1, r"threads of the feeder: 1; 1 process\(es\) once they wait for each other"),
+        ({"processes": 2}, 2, r"processes of the feeder: 2 of 1 thread\(s\), on 2 core\(s\)"),
+        ({"processes": 2}, 6, r"processes of the feeder: 2 of 3 thread\(s\), on 6 core\(s\)"),
+        ({"processes": 3, "threads": 2}, 1, r"processes of the feeder: 3 of 2 thread\(s\), on 1 core\(s\)"),
+        ({"threads": 3}, 4, "threads of the feeder: 3"),
+        ({"workers": 2}, 4, r"Dask workers on this host: up to 2 of 2 thread\(s\)"),
+        ({"scheduler": "tcp://127.0.0.1:8786"}, 4, "Dask workers of tcp://127.0.0.1:8786"),
+    ],
+)
+def test_what_computes_blocks_is_said(monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], cores: int, words: str):
+    monkeypatch.setattr(launch, "available_memory_bytes", lambda: 2**40)
+    keys = {"source": {"table": "t"}, "features": {"dense": {"x": []}}, "batch": {"size": 2}}
+    spec = load_spec({"version": 1, "name": "p", **keys}, {"cluster": cluster})
+    assert re.fullmatch(words, launch.describe_workers(spec, cores=cores))
+
+
+@pytest.mark.parametrize(
+    ("threads", "gigabytes", "processes"), [(2, 1, 2), (16, 64, 16), (64, 8, 32), (64, 0.1, 1), (5, 1, 3), (1, 0, 1)]
+)
+def test_a_pool_has_a_process_per_thread_unless_memory_is_short(threads: int, gigabytes: float, processes: int):
+    assert launch.pool_processes(threads, memory_bytes=int(gigabytes * 2**30)) == processes

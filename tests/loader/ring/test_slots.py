@@ -50,7 +50,7 @@ class Pair:
         memory, slot = place
         memory.slot(slot)[:nbytes] = value
         header = SlotHeader(epoch=0, step=step, rows=1, nbytes=nbytes, ipc_bytes=0, values=(), fixed=())
-        self.writer.announce(1, [(memory, slot, header)])
+        self.writer.announce(self.writer.packet(1, memory, slot, header))
         self.receive()
         return True
 
@@ -127,7 +127,7 @@ def test_each_tensor_of_a_batch_holds_its_slot(rings, kept):
     measured = draft(layout, [RowSlice(encoded=rows, start=0, stop=2)], epoch=0, step=0)
     memory, slot = ring.writer.acquire(measured.placement.nbytes)
     write(layout, measured, memory.slot(slot))
-    ring.writer.announce(1, [(memory, slot, measured.header)])
+    ring.writer.announce(ring.writer.packet(1, memory, slot, measured.header))
     ring.receive()
     free = ring.writer.free_slots
     ready = ring.ready.pop()
@@ -402,7 +402,8 @@ def test_slots_announced_together_come_in_one_packet_and_are_freed_in_one(rings)
         for step in range(len(places))
     ]
     ring.receive()  # of the memory
-    ring.writer.announce(1, [(*place, header) for place, header in zip(places, headers, strict=True)])
+    packets = [ring.writer.packet(1, *place, header) for place, header in zip(places, headers, strict=True)]
+    ring.writer.announce(b"".join(packets))
     packet = bytearray(1000)
     assert ring.trainer._socket.recv_into(packet, 0, socket.MSG_PEEK) == 41 * len(places)
     assert ring.trainer.receive_other() is None
@@ -426,7 +427,7 @@ def test_an_announced_slot_keeps_its_generation_until_it_is_taken(rings):
     memory, slot = ring.writer.acquire(500)
     memory.slot(slot)[:500] = 9
     header = SlotHeader(epoch=0, step=0, rows=1, nbytes=500, ipc_bytes=0, values=(), fixed=())
-    ring.writer.announce(1, [(memory, slot, header)])
+    ring.writer.announce(ring.writer.packet(1, memory, slot, header))
     assert ring.writer.acquire(100_000) is not None  # in another generation
     while (received := ring.trainer.receive_other()) is not None:
         _, message, descriptor = received

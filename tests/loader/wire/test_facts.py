@@ -21,7 +21,7 @@ def test_json_keys_are_stable():
         *("bad_files", "nulls", "absent", "schema", "rest", "sources", "column_group"),
         *("epoch", "buckets"),
     ]
-    assert list(to_values(FEEDER)) == ["imports_s", "log", "dashboard", "feeder"]
+    assert list(to_values(FEEDER)) == ["imports_s", "log", "dashboard", "live_page", "feeder"]
     values = to_values(plan_facts(bad_files=(BAD,), nulls=("x",), rest=REST))
     assert (values["schema"], values["nulls"]) == ("[]", ["x"])
     assert values["bad_files"] == [{"path": "/t/a", "reason": "not Parquet", "rows": None}]

@@ -18,6 +18,7 @@ from feedline.errors import ClusterError
 from feedline.service.cluster import result_fetcher, scheduler_connection, worker_checks
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
+from feedline.service.cluster.shared_results import SharedResults
 from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.dask_patches import worker_patches
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess
@@ -97,17 +98,24 @@ def impatient_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pytest.LogCaptureFixture):
     connection = SchedulerConnection(served.connect, address=lambda: "there", wait_s=30, returns=True)
-    fetcher = ResultFetcher()
+    shared = SharedResults()
+    fetcher = ResultFetcher(shared)
     arrived: dict[str, Any] = {}
 
     def computed(key: str) -> Any:
         """What arrives for a task; lost ones are submitted again, as a delivery does."""
         connection.look(waiting=True)
         if key not in arrived:
-            future = connection.submit(len, key, key=f"{key}-{len(arrived)}")
-            if future is None:
+            task = fetcher.start(
+                connection.submit,
+                len,
+                key,
+                key=f"{key}-{len(arrived)}",
+                arrived=lambda _, outcome: results.append(outcome),
+            )
+            if task is None:
                 return None
-            arrived[key] = fetcher.watch(connection.client, future, lambda _, outcome: results.append(outcome))
+            arrived[key] = task
         if results:
             del arrived[key]
         return results.pop() if results else None
@@ -126,6 +134,7 @@ def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pyt
         assert "Exception in callback" not in caplog.text
     finally:
         connection.close()
+        shared.close()
 
 
 async def _connect_twice(pool: Any, address: str) -> None:

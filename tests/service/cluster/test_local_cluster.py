@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import dask
@@ -23,13 +23,12 @@ from schedulers import workers_now
 
 from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
-from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster, require_open_files
 from feedline.service.cluster.request import ClusterRequest
 
 
 @contextmanager
-def cluster_of(**keys: object) -> Iterator[Cluster]:
+def cluster_of(**keys: object) -> Iterator[Any]:
     with closing(open_cluster(ClusterRequest(ClusterSpec.model_validate(keys), threads=1))) as cluster:
         cluster.check_workers()
         yield cluster
@@ -51,24 +50,21 @@ def speaks_http(address: tuple[str, int]) -> bool:
             return False
 
 
-def test_threads_without_a_dashboard_listen_on_no_port():
+def test_threads_and_processes_of_the_feeder_listen_on_no_port():
     before = listening()
-    with cluster_of(dashboard=False) as cluster:
-        assert cluster.dashboard is None
-        assert cluster.client.submit(sum, [1, 2]).result() == 3
+    with cluster_of(threads=1) as cluster:
+        assert (cluster.dashboard, cluster.dask) == (None, None)
         assert listening() == before
-    with cluster_of() as cluster:
-        opened = listening() - before
-        assert {host for host, _ in opened} == {"127.0.0.1"}
-        assert f"http://127.0.0.1:{urlsplit(cluster.dashboard).port}/status" == cluster.dashboard
-        assert all(speaks_http(address) for address in opened)
 
 
 def test_the_pages_of_the_dashboard_are_loaded_when_one_is_opened():
     """Several requests at once load them once; metrics and unknown pages have their usual answers."""
-    with cluster_of() as cluster:
+    before = listening()
+    with cluster_of(workers=1, threads=1) as cluster:
+        assert {host for host, _ in listening() - before} == {"127.0.0.1"}
         applications = cluster._connected._cluster.scheduler.http_application.applications
-        root = cluster.dashboard.removesuffix("/status")
+        assert str(cluster.dashboard).endswith("/status")
+        root = str(cluster.dashboard).removesuffix("/status")
         with urlopen(f"{root}/health", timeout=30) as answer:
             assert answer.read() == b"ok"
         assert [type(each).__name__ for each in applications] == ["DashboardOnDemand"]
@@ -115,15 +111,12 @@ USERS_CONFIG = {
 }
 
 
-@pytest.mark.parametrize("form", [{"threads": 1}, {"workers": 1, "threads": 1}], ids=["threads", "processes"])
-def test_a_private_cluster_takes_nothing_of_the_user_s_dask_that_would_break_it(
-    form: dict[str, int], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_private_cluster_takes_nothing_of_the_user_s_dask_that_would_break_it(monkeypatch: pytest.MonkeyPatch):
     """In the files of this process, and in the environment, which a worker process reads itself."""
     for section, keys in USERS_CONFIG.items():
         monkeypatch.setenv(f"DASK_DISTRIBUTED__{section.upper()}", repr(keys))
     with dask.config.set({f"distributed.{name}": keys for name, keys in USERS_CONFIG.items()}):
-        with cluster_of(**form) as cluster:
+        with cluster_of(workers=1, threads=1) as cluster:
             settings = cluster.client.submit(lambda: copy.deepcopy(dask.config.get("distributed"))).result()
             assert cluster.client.submit(os.environ.get, "PYTHONPATH").result() != "/nowhere"
         assert dask.config.get("distributed.scheduler.idle-timeout") == "1s", "the user's again"
@@ -135,6 +128,7 @@ def test_a_private_cluster_takes_nothing_of_the_user_s_dask_that_would_break_it(
 
 
 THREADS, PROCESSES = ClusterSpec(), ClusterSpec.model_validate({"workers": {"min": 1, "max": 100}})
+THREADED = ClusterSpec(workers=70, threads=8)
 
 
 @pytest.fixture
@@ -153,6 +147,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (THREADS, [30, 4096], [64, 4096]),
         (THREADS, [30, -1], [64, -1]),
         (PROCESSES, [1024, 4096], [1664, 4096]),
+        (THREADED, [1024, 4096], [1674, 4096]),
         (PROCESSES, [-1, -1], [-1, -1]),
     ],
 )
@@ -160,6 +155,13 @@ def test_a_limit_is_raised_as_far_as_needed(limits: list[int], spec: ClusterSpec
     limits[:] = before
     require_open_files(spec)
     assert limits == after
+
+
+@pytest.mark.parametrize(("hard", "after"), [(4096, 264), (100, 100)])
+def test_a_limit_is_raised_for_the_seats_of_a_pool_as_far_as_it_may(limits: list[int], hard: int, after: int):
+    limits[:] = 70, hard
+    require_open_files(ClusterSpec(), seats=200)
+    assert limits == [after, hard]
 
 
 def test_a_limit_that_may_not_be_raised_is_refused(limits: list[int]):

@@ -36,7 +36,7 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.feeder.delivery import Delivery, StreamBlocks
 
-MOST_BYTES = 4_096
+MOST_BYTES = 4_128  # with the address of the feeder's shared memory
 ROWS = 8_192  # of a block
 PATH_CHARACTERS = 80  # of a table's path
 WRITTEN_NS, APART_NS = 1_767_225_600_000_000_000, 1_000_000  # when files were written

@@ -1,4 +1,4 @@
-"""Blocks before a feeder's cluster of threads is up: same keys, bytes and failures; all others are Dask tasks."""
+"""Blocks in threads of the feeder: retries, errors, and first rows before the rest."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import get_worker
 from pipelines import eventually
 
 from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
-from feedline.blocks.compute import pack_block, run_block
+from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import keep_job
 from feedline.config.cluster_section import ClusterSpec
-from feedline.errors import ClusterError, DataError
+from feedline.errors import DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.slot import RowSlice
 from feedline.loader.wire.facts import BlockStats
 from feedline.planning.plan import Plan
-from feedline.service.cluster import attempts, dask_cluster
+from feedline.service.cluster import attempts
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
@@ -54,18 +53,12 @@ def delivery_of(plan: Plan, cluster: Cluster, **changes: int) -> Delivery:
 
 
 class Blocks:
-    """A plan's blocks on a cluster, and which of them were Dask tasks, by key."""
+    """A plan's blocks on a cluster."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.in_dask: dict[str, bool] = {}
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
         self.blocks = list(plan.schedule(0).blocks_of(range(1), first_step=0))
         self.plan = plan
 
-        def run(job: Any, request: Any, key: str, packed: bool) -> Any:
-            self.in_dask[key] = is_dask_task()
-            return run_block(job, request, key, packed)
-
-        monkeypatch.setattr(attempts, "run_block", run)
         keep_job(plan.source.job)
         self.delivery = delivery_of(plan, cluster, batch_rows=0)
 
@@ -83,35 +76,10 @@ class Blocks:
         return rows
 
 
-def is_dask_task() -> bool:
-    try:
-        get_worker()
-    except ValueError:
-        return False
-    return True
-
-
-def test_all_blocks_but_the_first_are_dask_tasks(plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    blocks = Blocks(plan, cluster, monkeypatch)
-    with closing(blocks.delivery):
-        got = [blocks.read(number) for number in range(3)]
-        cluster.connect()
-        cluster.connection.await_workers()
-        got += [blocks.read(number) for number in range(3, len(blocks.blocks))]
-    assert len(blocks.blocks) > 8
-    early = [*blocks.in_dask.values()].count(False)
-    assert 3 <= early <= 5  # those of the window
-    in_dask = {int(key.partition("-l0-b")[2].partition("-")[0]): task for key, task in blocks.in_dask.items()}
-    assert [in_dask[block.index] for block in blocks.blocks] == [False] * early + [True] * (len(got) - early)
-    for block, parts in zip(blocks.blocks, got, strict=True):
-        alone = run_block(plan.source.job, plan.request(block, 0), "alone", True)
-        assert pack_block(plan.layout, list(parts)) == alone.image
-
-
 def test_a_failed_block_is_retried_in_early_threads_or_is_the_same_error(
     plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    blocks = Blocks(plan, cluster, monkeypatch)
+    blocks = Blocks(plan, cluster)
     computed: list[str] = []
 
     def run(job: Any, request: Any, key: str, packed: bool) -> Any:
@@ -163,14 +131,3 @@ def test_a_step_is_ready_before_its_block(plan: Plan, cluster: Cluster, monkeypa
         step(one, last + 1)
         assert [(block.index, quality.rows) for block, quality in one.drop(last)] == [(0, blocks[0].rows)]
     assert [each.rows for each in calls if each is not None] == [schedule.batch_size]  # once, and of no later block
-
-
-def test_the_error_of_a_failed_start_is_raised(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: object, **__: object) -> None:
-        raise ClusterError("no event loop")
-
-    monkeypatch.setattr(dask_cluster, "DaskCluster", fail)
-    cluster.look(waiting=True)  # nothing was started
-    cluster.connect()
-    with pytest.raises(ClusterError, match="no event loop"):
-        cluster.look(waiting=cluster.connection is None)

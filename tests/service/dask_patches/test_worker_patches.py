@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 import time
 from contextlib import closing
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed import Nanny, Worker, get_worker
+from distributed import Nanny, get_worker
 from distributed._async_taskgroup import AsyncTaskGroup
 from pipelines import PATIENCE_S, eventually
 from schedulers import connected, local_cluster
@@ -22,7 +21,7 @@ from feedline.service.cluster import scheduler_connection
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.dask_patches import worker_patches
-from feedline.service.dask_patches.worker_patches import ClosingWorker, SchedulerWatch, with_rare_heartbeat
+from feedline.service.dask_patches.worker_patches import ClosingWorker, SchedulerWatch
 
 release = threading.Event()
 
@@ -57,24 +56,6 @@ def test_tasks_that_have_not_started_are_returned():
         assert done
         other = local.workers[1].address
         assert sorted(cluster.client.gather(tasks)) == sorted([worker.address, other, other, other])
-
-
-def test_heartbeats_are_rare_after_the_first():
-    assert inspect.iscoroutinefunction(Worker.heartbeat)
-    with local_cluster(workers=0) as local:
-
-        async def beat() -> tuple[float, float]:
-            worker: Any = await with_rare_heartbeat(Worker)(local.scheduler_address, nthreads=1, dashboard=False)
-            plain: Any = await Worker(local.scheduler_address, nthreads=1, dashboard=False)
-            await worker.heartbeat()
-            await plain.heartbeat()
-            times = tuple(each.periodic_callbacks["heartbeat"].callback_time for each in (worker, plain))
-            await worker.close()
-            await plain.close()
-            return times
-
-        rare_ms, often_ms = local.sync(beat)
-        assert (rare_ms, often_ms < 2000) == (10_000, True)
 
 
 async def _start_without_descriptors(self: Nanny) -> None:

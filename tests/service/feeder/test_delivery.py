@@ -47,6 +47,7 @@ def cluster(workers: LocalCluster) -> Iterator[Cluster]:
         open_cluster(ClusterRequest(ClusterSpec(scheduler=workers.scheduler_address, wait_s=30), threads=1))
     ) as cluster:
         cluster.client.wait_for_workers(3, timeout=30)
+        cluster._shared.address = None  # they are on this host
         yield cluster
 
 

@@ -21,8 +21,9 @@ from feedline.planning.next_epoch_snapshot import NothingLandedError
 from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule
 from feedline.progress import report_progress
+from feedline.service.cluster import dask_cluster
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.open_cluster import ThreadCluster, open_cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.feeder.planner import Planner, _Waiting, activity
@@ -106,12 +107,13 @@ def test_a_cluster_that_connects_is_waited_for(monkeypatch: pytest.MonkeyPatch):
         go_on.wait(30)
         raise ClusterError("no scheduler answers")
 
-    monkeypatch.setattr(ThreadCluster, "_open", start)
-    cluster = open_cluster(ClusterRequest(ClusterSpec(), threads=1, early=True))
+    monkeypatch.setattr(dask_cluster, "open_dask", start)
+    spec = ClusterSpec(scheduler="tcp://127.0.0.1:1")
+    cluster: Any = open_cluster(ClusterRequest(spec, threads=1, early=True))
     with contextlib.closing(Planner(lambda *_: cluster.client, job="f" * 64)) as planner:
         future, _ = planner.plan(Hello(rank=0, world_size=1), answered.set)
         assert connecting.wait(30)
-        assert planner.describe().endswith(", and waits for the Dask cluster")
+        assert eventually(lambda: planner.describe().endswith(", and waits for the Dask cluster"))
         go_on.set()
         assert answered.wait(30)
         with pytest.raises(ClusterError, match="no scheduler answers"):

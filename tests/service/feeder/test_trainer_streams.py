@@ -17,7 +17,7 @@ from feedline.errors import DataError, PlanError
 from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, FeederFailure
 from feedline.planning.plan import Plan
 from feedline.service.cluster import attempts
-from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import LocalCluster
 from feedline.service.cluster.task_places import TaskPlaces
 from feedline.service.feeder.delivery import Delivery
 
@@ -199,7 +199,7 @@ def test_the_scheduler_is_asked_once_until_it_has_answered(tmp_path: Path, monke
         return asked[-1]
 
     monkeypatch.setattr(attempts, "run_block", wait)
-    monkeypatch.setattr(Cluster, "places_of", places_of)
+    monkeypatch.setattr(LocalCluster, "places_of", places_of)
     with trainer_of(tmp_path) as trainer:
         trainer.begin(last=True)
         assert begun.wait(PATIENCE_S)

@@ -8,7 +8,6 @@ import json
 import logging
 import threading
 import time
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, ClassVar
 from urllib.error import HTTPError
@@ -25,13 +24,10 @@ from pipelines import eventually
 from schedulers import connected, local_cluster
 from tornado.ioloop import PeriodicCallback
 
-from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.loader.wire.run_status import FeederStatus
-from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.request import ClusterRequest
 from feedline.service.scheduler import routes
 from feedline.service.scheduler.extension import statuses_of
 from feedline.service.scheduler.job_listing import list_jobs
@@ -228,14 +224,3 @@ def test_feeders_of_other_processes_send_their_statuses():
             packed = first.client.sync(first.client.scheduler.feedline_statuses)
             assert [unpack(FeederStatus, each).feeder for each in packed] == ["a", "b"]
         assert eventually(lambda: source() == [])
-
-
-def test_a_feeder_whose_workers_are_threads_offers_its_own():
-    with closing(open_cluster(ClusterRequest(ClusterSpec(dashboard=False), threads=1))) as cluster:
-        dask: Any = cluster.dask
-        scheduler = dask._cluster.scheduler
-        assert statuses_of(scheduler) is None
-        dask.publish(lambda: status_of(step=3))
-        source = statuses_of(scheduler)
-        assert source is not None
-        assert source() == [status_of(step=3)]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from optimized import key_hash
 
 from feedline.errors import TableError
-from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, refuse_keys, row_order
+from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, refuse_keys, row_order
+from feedline.warehouse.parquet.key_hashes import key_hashes
 
 KEYS = {
     "int64": (st.integers(-(2**63), 2**63 - 1), pa.int64()),

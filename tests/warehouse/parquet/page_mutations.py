@@ -173,12 +173,7 @@ def load_kernel(path: str) -> None:
     from feedline.native import parquet as native
 
     assert native._compiled is module
-    begin, dictionary, source, table = (
-        native.Cursor.begin,
-        native.Cursor.set_dictionary,
-        native.Cursor.set_source,
-        native.page_table,
-    )
+    begin, dictionary, open_chunks = native.Cursor.begin, native.Cursor.set_dictionary, native.open_chunks
 
     def alone(content: Any) -> Any:
         return None if content is None else np.frombuffer(bytes(content), np.uint8).copy()
@@ -186,8 +181,9 @@ def load_kernel(path: str) -> None:
     cursor: Any = native.Cursor
     cursor.begin = lambda self, page, levels, values: begin(self, page, alone(levels), alone(values))
     cursor.set_dictionary = lambda self, content, count: dictionary(self, alone(content), count)
-    cursor.set_source = lambda self, chunk, pages, codec: source(self, alone(chunk), pages, codec)
-    native.page_table = lambda chunk, values: table(alone(chunk), values)
+    native.open_chunks = lambda requests: open_chunks(
+        [(alone(content[start : start + size]), 0, size, *others) for content, start, size, *others in requests]
+    )
 
 
 def main(seed: str, count: str, kernel: str) -> None:

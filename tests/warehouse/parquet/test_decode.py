@@ -196,6 +196,7 @@ _KERNEL_TESTS = (
     "test_page_headers.py",
     "test_list_prefixes.py",
     "test_chunk_reading.py",
+    "test_joint_rows.py",
     "test_run_starts.py",
 )
 

@@ -362,7 +362,7 @@ WORDS = pl.Series("values", ["a", "bb", "Zürich " * 9, None])
 def test_codes_are_positions_in_the_values(dtype: type[pl.DataType]):
     codes = pl.Series("x", [2, 0, None, 3, 0], dtype=dtype)
     expected = [None if code is None else WORDS[code] for code in codes.to_list()]
-    found = expand_series(codes, WORDS)
+    found = expand_series(codes, WORDS.to_arrow())
     assert found.name == "x"
     assert found.dtype == pl.String
     assert found.to_list() == expected
@@ -375,12 +375,12 @@ def test_lists_of_codes_are_lists_of_values(start: int):
     expected = [
         None if row is None else [None if code is None else values[code] for code in row] for row in lists.to_list()
     ]
-    assert expand_series(lists[start:], values).to_list() == expected[start:]
+    assert expand_series(lists[start:], values.to_arrow()).to_list() == expected[start:]
 
 
 def test_only_columns_with_values_are_replaced():
     frame = pl.DataFrame({"x": pl.Series([1, 0], dtype=pl.UInt16), "n": [7, 8]})
-    found = expand_codes(frame, {"x": WORDS})
+    found = expand_codes(frame, {"x": WORDS.to_arrow()})
     assert found.to_dict(as_series=False) == {"x": ["bb", "a"], "n": [7, 8]}
     assert expand_codes(frame, {}) is frame
 

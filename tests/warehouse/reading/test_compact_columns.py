@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +23,7 @@ from feedline.blocks.coded_chunks import DictionaryFrame
 from feedline.errors import TableError
 from feedline.native import parquet as native
 from feedline.native.unique_rows import UniqueRows
-from feedline.warehouse.parquet.decode import FileDecoder
+from feedline.warehouse.parquet.decode import DecodedRows, FileDecoder
 from feedline.warehouse.reading.fragment import UNCOUNTED, fragment_at
 from feedline.warehouse.reading.read import ReadRequest, read_fragment
 from feedline.warehouse.reading.stored_groups import expand_group
@@ -142,14 +143,15 @@ def test_only_rows_that_start_runs_are_decoded(tmp_path: Path, monkeypatch: pyte
     table = pa.table({**values, "point": pa.array([{"x": n} for n in range(rows // run)]).take(which)})
     starts = (np.arange(rows) % run == 0).tolist()
     write_in_place(tmp_path / "a.parquet", table, {"user": table.schema.names}, {"user": starts}, rows)
-    decoded: list[Any] = []
-    whole = FileDecoder._join
+    decoded: list[DecodedRows] = []
+    batches = FileDecoder.batches
 
-    def kept(*arguments: Any) -> Any:
-        decoded.append(whole(*arguments))
-        return decoded[-1]
+    def kept(*arguments: Any) -> Iterator[DecodedRows]:
+        for rows in batches(*arguments):
+            decoded.append(rows)
+            yield rows
 
-    monkeypatch.setattr(FileDecoder, "_join", kept)
+    monkeypatch.setattr(FileDecoder, "batches", kept)
     chunks_of(tmp_path, "auto", table.schema.names, table.schema.names[:2], rows)
     [flags, found] = decoded
     assert flags.batch.schema.names == ["__run_user"]

@@ -279,13 +279,13 @@ def test_a_damaged_page_is_found_although_no_entry_passes(tmp_path: Path, monkey
     pages = {"row_group_size": 500, "data_page_size": 64, "write_batch_size": 50, "write_page_checksum": True}
     root = write(tmp_path / "t", {"f.parquet": table}, **pages)
     opened: list[bool] = []
-    open_chunk = ChunkDecoder.prepare.__func__  # type: ignore[attr-defined]
+    prepare = ChunkDecoder.__init__
 
-    def count(cls: type, request: Request) -> Any:
+    def count(decoder: ChunkDecoder, request: Request, *arguments: Any) -> None:
         opened.append(request.codes)
-        return open_chunk(cls, request)
+        prepare(decoder, request, *arguments)
 
-    monkeypatch.setattr(ChunkDecoder, "prepare", classmethod(count))
+    monkeypatch.setattr(ChunkDecoder, "__init__", count)
     snapshot = take_snapshot(root)
     where = bind_where("x == 2", snapshot.schema)
     assert select_rows(snapshot, where, work_dir=str(tmp_path / "w")).report.kept.rows == 0

@@ -26,7 +26,11 @@ def moved(snapshot: Snapshot) -> Snapshot:
     names = pa.array([f"{place}.parquet" for place in range(len(snapshot.files))])
     files = snapshot.files.set_column(0, "path", names)
     return Snapshot(
-        **{name: getattr(snapshot, name) for name in Snapshot.__slots__ if name not in ("files", "__weakref__")},
+        **{
+            name: getattr(snapshot, name)
+            for name in Snapshot.__slots__
+            if name not in ("files", "recent_files", "__weakref__")
+        },
         files=files,
     )
 

@@ -31,6 +31,7 @@ from feedline.warehouse.storage.ranges import (
     SparseFile,
     adjacent,
     coalesce,
+    merge,
     read_range,
 )
 
@@ -94,6 +95,8 @@ def test_ranges_of_examples() -> None:
     far = [(i * 300 * KIB, i * 300 * KIB + 10) for i in range(5)]  # three of the four holes fit into one window
     assert coalesce(far) == [(0, 900 * KIB + 10), far[4]]
     assert coalesce([(0, 2 * RANGE_BYTES)]) == [(0, RANGE_BYTES), (RANGE_BYTES, 2 * RANGE_BYTES)]
+    assert merge([(0, 2 * RANGE_BYTES)], 10) == [(0, 2 * RANGE_BYTES)]
+    assert merge([(0, 10), (20, 30), (41, 50)], 10) == [(0, 30), (41, 50)]
 
 
 def test_arrow_decodes_every_column_from_its_ranges(tmp_path: Path) -> None:

@@ -74,6 +74,14 @@ def test_costs_travel_as_plain_values(tmp_path: Path):
     assert again.account["rows"] == found.account["rows"]
 
 
+def test_costs_of_the_only_source_are_told_by_what_stages_of_a_run_take(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=2_048, row_group_rows=256, list_mean=30, files=1)
+    found = measure_apart(load_spec(path, {}), budget_s=2.0)
+    assert found.changes
+    assert all(change.before == found.account["stages"] for change in found.changes)
+    assert (found.source, found.step_share) == ("", 1.0)
+
+
 def test_a_source_is_chosen_by_name_or_by_its_rows_of_a_step(tmp_path: Path):
     plan = mixed_plan_of(write_tables(tmp_path))
     found = [ChosenSource.of(plan, name) for name in (None, "clicks", "views")]

@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from combinations import combinations
 from costly_tables import costly_plan, lists
+from event_tables import document, event_table, laid_out, row_table, write
 
+from feedline import Pipeline
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.workbench.explain import data_changes
@@ -219,6 +221,24 @@ def test_columns_of_the_filter_are_written_too(tmp_path: Path):
         source={"table": str(tmp_path / "table"), "where": "item < 30000"},
     )
     assert read_columns(compile_job(sample_blocks(plan.source, 1).job)) == ["price", "item", "clicked"]
+
+
+def test_rows_of_rewritten_files_see_the_events_that_they_saw(tmp_path: Path):
+    """No advice is about the columns of lists, which the table has not."""
+    rows, events = write(row_table(600), tmp_path / "r", row_group_size=60), tmp_path / "e"
+    laid_out(event_table(3_000), events, "ts")
+    feature = {"history": "events", "column": "item", "at": "at", "last": 40, "ops": [{"fill_null": 0}]}
+    features = {"sparse": {"items": feature}}
+    plan = Pipeline.from_dict(document(rows, events, features, tmp_path / "w")).plan().source
+    sample = sample_blocks(plan, 2)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    rewritten = rewrite_sample(sample, compile_job(sample.job), folder, merge=True)
+    assert images(rewritten.sample) == images(sample)
+    account = measure_costs(plan, sample=sample, rounds=1)
+    today = Today(plan=plan, sample=sample, account=account, compiled=compile_job(sample.job))
+    assert set(today.slow_columns) <= {"id", "user", "at", "price"}
+    assert list(_truncated(today, tmp_path)) == []
 
 
 def test_mean_rows_of_row_groups(tmp_path: Path):

@@ -1,0 +1,1 @@
+"""Find the events of a key in a table of histories."""
