@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,18 +14,19 @@ import torch
 
 
 @contextmanager
-def example_programs(example: Path) -> Iterator[dict[str, ModuleType]]:
-    """`generate` and `train`; model.py is forgotten at the end, and torch has as many threads as before."""
-    threads = torch.get_num_threads()
+def example_programs(example: Path, *, threads: int | None = None) -> Iterator[dict[str, ModuleType]]:
+    """All programs of the folder by name. They are forgotten at the end, and while they are known, modules of other
+    examples that have the same names are not; torch has as many threads as before. threads: of torch meanwhile."""
+    before = torch.get_num_threads()
+    names = [file.stem for file in sorted(example.glob("*.py"))]
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    torch.set_num_threads(threads or before)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(example))
-        yield {name: _load(example, name) for name in ("generate", "train")}
-        sys.modules.pop("model")
-    torch.set_num_threads(threads)
-
-
-def _load(example: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{example.name}_{name}", example / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        try:
+            yield {name: importlib.import_module(name) for name in names}
+        finally:
+            for name in names:
+                sys.modules.pop(name, None)
+            sys.modules.update(others)
+    torch.set_num_threads(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -17,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from example_programs import example_programs
 from processes import ended_here
 
 from feedline import Pipeline
@@ -31,16 +31,8 @@ STEPS, BATCH = 5, 80
 @pytest.fixture(scope="module")
 def train() -> Iterator[ModuleType]:
     """The example's train.py; it imports dlrm.py, which lies beside it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of tiny steps: threads would wait for each other
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLE))
-        spec = importlib.util.spec_from_file_location("clicks_train", EXAMPLE / "train.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-        sys.modules.pop("dlrm")
-    torch.set_num_threads(threads)
+    with example_programs(EXAMPLE, threads=1) as programs:  # of tiny steps: threads would wait for each other
+        yield programs["train"]
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import xxhash
+from example_programs import example_programs
 
 from feedline import Pipeline
 
@@ -23,21 +22,13 @@ torchrec = pytest.importorskip("torchrec", reason="torchrec is not installed: it
 pytestmark = pytest.mark.nightly
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mlperf_dlrm_v4"
-PROGRAMS = ("crosses", "model", "prepare", "reference", "tensors", "train")
 LAST_DAY = "2026-01-06"
 
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[dict[str, ModuleType]]:
-    """The example's programs, which import each other by name; they are forgotten at the end."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLE))
-        yield {name: importlib.import_module(name) for name in PROGRAMS}
-        for name in PROGRAMS:
-            sys.modules.pop(name)
-    torch.set_num_threads(threads)
+    with example_programs(EXAMPLE, threads=1) as programs:
+        yield programs
 
 
 @pytest.fixture(scope="module")

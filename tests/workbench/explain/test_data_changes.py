@@ -82,7 +82,7 @@ def test_tiny_row_groups_are_named(tmp_path: Path):
 
 def test_a_heavy_op_gains_its_part_of_what_ops_of_whole_blocks_take(tmp_path: Path):
     tags = {"tags": lambda rng, rows: lists(rng, rows, 30, values=10**6)}
-    today = today_of(tmp_path, rows=16_384, list_mean=2, files=2, features=OPS, columns=tags)
+    today = today_of(tmp_path, rounds=5, rows=16_384, list_mean=2, files=2, features=OPS, columns=tags)
     account = today.account
     slower = replace(account, stages={**account.stages, "ops": 2 * account.stages["ops"]})
     once, twice = (changes_of(replace(today, account=each), "op")[0] for each in (account, slower))
