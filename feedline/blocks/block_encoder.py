@@ -6,6 +6,7 @@ Runs in: Dask workers: threads of the feeder, processes on this machine, or anyw
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import resource
 import time
@@ -32,10 +33,11 @@ from feedline.resources.thread_clocks import POOL, contended_s
 from feedline.transforms.compile.coded_features import Evaluated
 from feedline.transforms.compile.compiled import Output
 from feedline.transforms.values.lookup_counts import RowLookups
+from feedline.warehouse.histories.joined_rows import ListColumns
 from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.row_position import with_row_position
-from feedline.warehouse.reading.stored_groups import expand_group
+from feedline.warehouse.reading.stored_groups import expand_group, group_part
 from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -198,7 +200,6 @@ class BlockEncoder:
         self._clock = clock
         self._waiting: list[Chunk] = []
         self._rows = 0
-        self._list_bytes = 0  # of the waiting chunks, whose rows get lists of events
         self._borders: list[int] = []  # of pieces, among the waiting rows
         self._parts: list[EncodedRows] = []
         self._enough = CHUNK_ROWS  # rows that are encoded together
@@ -224,7 +225,7 @@ class BlockEncoder:
 
     def add(self, chunk: Chunk) -> None:
         if self._whole:
-            self._nbytes += _nbytes_of(chunk)
+            self._nbytes += int(chunk.frame.estimated_size())
             self._whole = self._nbytes <= _WHOLE_BYTES
         has_groups = len(self._compiled.parts) > 1
         for part in at_last_stretch(chunk) if has_groups else (chunk,):
@@ -241,9 +242,7 @@ class BlockEncoder:
         self._borders += borders
         self._waiting.append(chunk)
         self._rows += height
-        self._list_bytes += _nbytes_of(chunk) if chunk.fragment.histories else 0
-        is_enough = self._rows >= self._enough or self._list_bytes >= _WHOLE_BYTES
-        if not self._whole and is_enough and (not has_groups or ends_stretch(chunk)):
+        if not self._whole and self._rows >= self._enough and (not has_groups or ends_stretch(chunk)):
             self._flush()
             self._enough = min(2 * self._enough, CHUNK_ROWS)
 
@@ -260,20 +259,63 @@ class BlockEncoder:
         return parts[0] if self._ordered else shuffle(parts, index)
 
     def _flush(self) -> None:
-        chunks, self._waiting, self._rows, self._list_bytes = self._waiting, [], 0, 0
+        chunks, self._waiting, self._rows = self._waiting, [], 0
         borders, self._borders = self._borders, []
+        lists = ListColumns.of(chunks[0].fragment, self._compiled.read)
         try:
-            self._parts.append(self._encode(*_join_chunks(chunks), borders))
+            coded, stored = _join_chunks(chunks)
+            if lists is None or lists.is_in(coded.frame):
+                self._keep(self._encode(coded, stored, borders))
+            else:
+                self._encode_joined(lists, coded, stored, borders)
         except DataError as error:
             compiled = self._compiled
             raise with_row_position(error, chunks, compiled.read) from error
         except Exception as error:
             note_place(error, f"file {chunks[0].uri}, row group {chunks[0].row_group}")
             raise
+
+    def _keep(self, encoded: EncodedRows) -> None:
+        self._parts.append(encoded)
         if self._take is not None:
-            self._missing -= self._parts[-1].rows
+            self._missing -= encoded.rows
             if self._missing > 0:
-                self._take(self._parts[-1])
+                self._take(encoded)
+
+    def _encode_joined(
+        self, lists: ListColumns, coded: DictionaryFrame, stored: Sequence[_Stored], borders: Sequence[int]
+    ) -> None:
+        """Join rows with their lists of events, and encode them, in parts that do not see too many. Of deduplicated
+        groups, whose runs would end with it, a part ends where a stretch does.
+
+        One part is put in the block's order first: its rows hold little before they have lists.
+        """
+        rows = coded.frame.height
+        order, self._order = self._order, None
+        found = lists.find(coded.frame)
+        cuts = lists.cuts(found)
+        if len(self._compiled.parts) > 1:
+            ends = np.unique([0, *borders])
+            inner = np.unique(ends[np.searchsorted(ends, cuts[1:-1], side="right") - 1])
+            cuts = [0, *inner[inner > 0].tolist(), rows]
+        if order is not None and len(cuts) > 2:
+            order = None
+        if order is not None:
+            coded = DictionaryFrame(coded.frame[order], coded.dictionaries)
+            found = [own[:, order] for own in found]
+        for first, stop in itertools.pairwise(cuts):
+            frame, values = lists.joined(coded.frame[first:stop], [own[:, first:stop] for own in found])
+            part = DictionaryFrame(frame, {**coded.dictionaries, **values})
+            self._clock.lap("read")
+            own = [border - first for border in borders if first <= border < stop]
+            try:
+                encoded = self._encode(part, [_rows_of(group, first, stop) for group in stored], own)
+            except DataError as error:
+                if error.row is not None:
+                    error.at(first + error.row if order is None else int(order[error.row]))
+                raise
+            self._keep(encoded)
+        self._ordered = order is not None
 
     def _encode(self, coded: DictionaryFrame, stored: Sequence[_Stored], borders: Sequence[int]) -> EncodedRows:
         self.observer.count_rows(coded.frame, [(group.rows.frame, group.inverse) for group in stored])
@@ -384,10 +426,9 @@ class BlockEncoder:
             self._row_counts.add_lookups(of_rows)
 
 
-def _nbytes_of(chunk: Chunk) -> int:
-    """About what a chunk's rows take. Lists of the same events share their codes, which count once."""
-    sharing = max((history.columns_per_selection for history in chunk.fragment.histories), default=1)
-    return int(chunk.frame.estimated_size()) // sharing
+def _rows_of(group: _Stored, start: int, stop: int) -> _Stored:
+    part = group_part(UniqueRows(group.rows.frame, group.inverse), start, stop)
+    return UniqueRows(DictionaryFrame(part.rows, group.rows.dictionaries), part.inverse)
 
 
 def _columns_in(rows: DictionaryFrame, group: CompiledPart) -> list[str]:

@@ -53,7 +53,7 @@ class _ComputedRows:
         encoder, order, values = self._encoder, self._job.order, list[pl.Series]()
         encoder.begin_piece()
         first_rows = 0 if self.rows else encoder.first_rows
-        chunks = piece_chunks(self._compiled, piece, as_stored=True, first_rows=first_rows)
+        chunks = piece_chunks(self._compiled, piece, as_stored=True, joined=False, first_rows=first_rows)
         for chunk in recorded(chunks, recorder_of(self._job.record, piece.fragment, piece.skip, piece.rows)):
             if order is not None:
                 values.append(chunk_order(order, chunk))

@@ -26,13 +26,15 @@ def piece_chunks(
     columns: Sequence[str] | None = None,
     *,
     as_stored: bool = False,
+    joined: bool = True,
     first_rows: int = 0,
 ) -> Iterator[Chunk]:
     """The piece's rows, chunk by chunk, of at most CHUNK_ROWS rows. columns: those of the frames (default: the job's).
 
     first_rows: of the first chunk, about, from which they grow (0: all alike). as_stored: columns may come as unique
     rows, or as codes, and without deduplicated groups, whose runs end with a chunk, chunks may be larger, but not
-    larger than the piece needs.
+    larger than the piece needs. joined: with the lists that rows get from histories, which `BlockEncoder` adds
+    otherwise.
 
     A piece that has the last rows of its fragment is read to the end, so that more rows than were planned are an error
     (`read_fragment`), too.
@@ -61,7 +63,7 @@ def piece_chunks(
             if stop > start:
                 handover = [chunk if stop - start == height else chunk.part(start, stop)]
                 del chunk
-                if lists is None:
+                if lists is None or not joined:
                     yield handover.pop()  # no reference stays: the caller can free it before the next is decoded
                 else:
                     yield from lists.join(handover.pop())

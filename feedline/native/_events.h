@@ -1,4 +1,5 @@
-/* Choose the events that rows see: the last ones, of those that meet conditions.
+/* Find the events before the times of rows, and choose those that rows see: the last ones, of those that meet
+ * conditions.
  *
  * Part of _rows.c. The events of a row are a range of events in order of their time.
  */
@@ -137,6 +138,54 @@ static PyObject *last_events(PyObject *module, PyObject *args) {
 failed:
     buffers_close(&buffers);
     return NULL;
+}
+
+/* Of each row the first of values [low, high), which ascend, that is not below a bound; high where all are. */
+static void bisect_rows(const int64_t *values, const int64_t *low, const int64_t *high, const int64_t *bounds,
+                        int64_t *found, Py_ssize_t rows) {
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        int64_t first = low[row], stop = high[row];
+        while (first < stop) {
+            const int64_t middle = first + (stop - first) / 2;
+            if (values[middle] < bounds[row])
+                first = middle + 1;
+            else
+                stop = middle;
+        }
+        found[row] = first;
+    }
+}
+
+/* bisect(values, low, high, bounds, found): int64 [values], and int64 [rows] each, of which found is written. */
+static PyObject *bisect(PyObject *module, PyObject *args) {
+    PyObject *objects[5];
+    Buffers buffers;
+    Py_buffer *views[5];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4]))
+        return NULL;
+    if (buffers_open(&buffers, 5) != 0)
+        return NULL;
+    int failed = 0;
+    for (int index = 0; index < 5 && !failed; index++)
+        failed = (views[index] = buffers_add(&buffers, objects[index], index == 4)) == NULL;
+    if (!failed) {
+        const Py_ssize_t rows = views[4]->len / 8, values = views[0]->len / 8;
+        const int64_t *low = views[1]->buf, *high = views[2]->buf;
+        failed = views[1]->len != rows * 8 || views[2]->len != rows * 8 || views[3]->len != rows * 8;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t row = 0; !failed && row < rows; row++)
+            failed = low[row] < high[row] && (low[row] < 0 || high[row] > values);
+        if (!failed)
+            bisect_rows(views[0]->buf, low, high, views[3]->buf, views[4]->buf, rows);
+        Py_END_ALLOW_THREADS
+        if (failed)
+            PyErr_SetString(PyExc_ValueError, "ranges of values and bounds do not fit each other");
+    }
+    buffers_close(&buffers);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 #endif

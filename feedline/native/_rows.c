@@ -608,6 +608,7 @@ static PyMethodDef methods[] = {
     {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out, order)."},
     {"sort_words", sort_words, METH_O, "sort_words(words): sort words whose high bits are random, in place."},
     {"last_events", last_events, METH_VARARGS, "last_events(rows, known, pools, lasts, offsets, positions, tags)."},
+    {"bisect", bisect, METH_VARARGS, "bisect(values, low, high, bounds, found): the first that is not below."},
     {"equal_neighbours", equal_neighbours, METH_VARARGS, "equal_neighbours(offsets, values, size, out)."},
     {NULL, NULL, 0, NULL},
 };
@@ -616,7 +617,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && (PyModule_AddIntConstant(module, "VERSION", 18) != 0 || add_queue(module) != 0)) {
+    if (module != NULL && (PyModule_AddIntConstant(module, "VERSION", 19) != 0 || add_queue(module) != 0)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -20,7 +20,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 18  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 19  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 # One thread at a time, for stretches of many short calls, which release the interpreter's lock for microseconds each: a
@@ -161,6 +161,31 @@ def _last_events(
         count += len(seen)
         offsets[row + 1] = count
     return count
+
+
+def bisect(
+    values: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64], bounds: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """int64 [rows]: the first of values [low, high), which ascend, that is not below a bound; `high` where all are."""
+    # of values [2, 4, 4, 7], within [1, 4): bound 4 -> 1, bound 5 -> 3, bound 9 -> 4
+    if not COMPILED:
+        return _bisect(values, low, high, bounds)
+    found = np.empty(len(low), np.int64)
+    _compiled.bisect(*map(np.ascontiguousarray, (values, low, high, bounds)), found)
+    return found
+
+
+def _bisect(
+    values: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64], bounds: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """As the compiled function."""
+    low, high = low.copy(), high.copy()
+    while len(open_ := np.flatnonzero(low < high)):
+        middle = (low[open_] + high[open_]) // 2
+        below = values[middle] < bounds[open_]
+        low[open_[below]] = middle[below] + 1
+        high[open_[~below]] = middle[~below]
+    return low
 
 
 def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDArray[np.bool_]:

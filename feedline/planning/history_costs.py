@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from feedline.blocks.request import PieceRequest
 from feedline.config.histories import HistoryRead
 from feedline.dataclass import dataclass
 from feedline.expressions import bind_where
@@ -73,8 +74,7 @@ def _cost(plan: SourcePlan, history: HistoryRef) -> HistoryCost:
     stored, table = Snapshot.load(history.work_dir, history.snapshot), Snapshot.load(history.work_dir, history.events)
     lookups = _LookUps(history, plan, stored)
     for frame in _sample(plan, history.row_columns):
-        for start in range(0, frame.height, CHUNK_ROWS):
-            lookups.add(frame.slice(start, CHUNK_ROWS))
+        lookups.add(frame)
     totals = lookups.totals
     rows = max(totals.rows, 1)
     read = int(totals.read_bytes / rows * plan.whole_schedule.rows)
@@ -107,25 +107,33 @@ def _cost(plan: SourcePlan, history: HistoryRef) -> HistoryCost:
 
 
 def _sample(plan: SourcePlan, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    """Columns of the first rows of a few blocks, evenly spaced over the first lane's epoch, as they are joined."""
+    """Columns of the first rows of a few blocks, evenly spaced over the first lane's epoch, in frames that are joined at
+    once: a block's rows, where it is shuffled."""
     schedule = plan.whole_schedule
     indices = schedule.block_indices(0)
     block_rows = max(1, int(np.diff(schedule.lane(0).borders).mean()))
     count = min(len(indices), int(np.clip(_ROWS // block_rows, *_BLOCKS)))
     request = ReadRequest(columns, plan.snapshot.schema, plan.where, sample=plan.sample)
     for place in (np.arange(count) * len(indices)) // max(count, 1):
-        left = _ROWS
-        for piece in plan.request(schedule.block(0, indices[place]), 0).pieces:
-            if not left:
+        block = plan.request(schedule.block(0, indices[place]), 0)
+        rows = pl.concat(list(_first_rows(block.pieces, request)))
+        together = CHUNK_ROWS if block.permutation is None else rows.height
+        yield from (rows[start : start + together] for start in range(0, rows.height, together))
+
+
+def _first_rows(pieces: Sequence[PieceRequest], request: ReadRequest) -> Iterator[pl.DataFrame]:
+    left = _ROWS
+    for piece in pieces:
+        if not left:
+            break
+        position, stop = 0, piece.skip + min(piece.rows, left)
+        for chunk in read_fragment(piece.fragment, request):
+            first = min(max(piece.skip - position, 0), chunk.frame.height)
+            yield chunk.frame.slice(first, max(stop - position - first, 0))
+            position += chunk.frame.height
+            if position >= stop:
                 break
-            position, stop = 0, piece.skip + min(piece.rows, left)
-            for chunk in read_fragment(piece.fragment, request):
-                first = min(max(piece.skip - position, 0), chunk.frame.height)
-                yield chunk.frame.slice(first, max(stop - position - first, 0))
-                position += chunk.frame.height
-                if position >= stop:
-                    break
-            left -= stop - piece.skip
+        left -= stop - piece.skip
 
 
 def _partitions(plan: SourcePlan) -> int:

@@ -354,3 +354,29 @@ def test_the_package_is_imported_without_the_kernel():
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "Pipeline False\n"
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=compiled), False])
+@given(
+    values=st.lists(st.integers(-9, 9), max_size=12).map(sorted),
+    rows_of=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(-10, 10)), max_size=5),
+)
+def test_bisect_is_that_of_numpy(compiled: bool, values: list[int], rows_of: list[tuple[int, int, int]]):
+    own = np.array(values, np.int64)
+    low, high, bounds = np.minimum(np.array(rows_of, np.int64).reshape(-1, 3).T, [[len(own)], [len(own)], [99]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "COMPILED", compiled)
+        found = rows.bisect(own, low, high, bounds)
+    expected = [
+        int(first + np.searchsorted(own[first:stop], bound)) if first < stop else int(first)
+        for first, stop, bound in zip(low, high, bounds, strict=True)
+    ]
+    assert found.tolist() == expected
+
+
+@compiled
+def test_ranges_outside_of_the_values_are_refused_by_bisect():
+    values, one = np.arange(4), np.ones(1, np.int64)
+    for low, high, bounds in (([0], [5], one), ([-1], [2], one), ([0], [2], np.ones(2, np.int64))):
+        with pytest.raises(ValueError, match="ranges of values and bounds do not fit each other"):
+            rows.bisect(values, np.array(low), np.array(high), bounds)

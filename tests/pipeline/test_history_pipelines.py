@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,9 @@ from hypothesis import strategies as st
 from pipelines import image
 
 from feedline import Pipeline
+from feedline.errors import DataError
+from feedline.warehouse.histories import join
+from feedline.warehouse.histories.joined_rows import ListColumns
 
 POOLS: dict[str, Any] = {
     "listened": {"where": "ratio >= 50", "last": 4},
@@ -150,6 +154,64 @@ def test_a_rows_lists_do_not_depend_on_how_it_is_fed(tables: tuple[Path, Path, P
     assert len(found) == (
         300 if source.get("where") is None else sum(at is not None and at > 20 for at in times_of(tables))
     )
+
+
+def lists_by_number(pipeline: Pipeline) -> dict[int, tuple[list[Any], ...]]:
+    """Lists of a pipeline without extras, whose blocks are encoded in their final order, by the dense feature `id`."""
+    found: dict[int, tuple[list[Any], ...]] = {}
+    for batch in pipeline.batches():
+        columns = [(batch.sparse[name].values.tolist(), batch.sparse[name].offsets.tolist()) for name in NAMES]
+        for index, row in enumerate(batch["id"].tolist()):
+            found[int(row)] = tuple(values[ends[index] : ends[index + 1]] for values, ends in columns)
+    return found
+
+
+@pytest.mark.parametrize("most", [10**9, 400, 1])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"shuffle": "off"}],
+    ids=["shuffled", "in order"],
+)
+def test_rows_that_see_many_events_are_joined_in_parts(
+    tables: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], most: int
+):
+    """With one part, a shuffled block's rows are put in order before they get their lists."""
+    joined: list[int] = []
+    plain = ListColumns.joined
+
+    def counted(self: ListColumns, frame: pl.DataFrame, found: Any) -> Any:
+        joined.append(frame.height)
+        return plain(self, frame, found)
+
+    usual = lists_of(pipeline_of(tables), *NAMES)
+    monkeypatch.setattr(join, "_MOST_ELEMENTS", most)
+    monkeypatch.setattr(ListColumns, "joined", counted)
+    folder, rows, events = tables
+    features = {**SPARSE, "dense": {"price": [], "id": []}}
+    history = {"tie_break": "no", "known_at": "known"}
+    whole = document(rows, events, features, folder / "w", history=history, lanes=1, **changes)
+    del whole["features"]["extra"]
+    assert lists_by_number(Pipeline.from_dict(whole)) == usual
+    assert sum(joined) == 300
+    assert len(joined) == 1 if most == 10**9 else len(joined) > 10
+
+
+@pytest.mark.parametrize("most", [10**9, 400])
+@pytest.mark.parametrize("shuffle", ["off", {"seed": 5, "window_rows": 1024}], ids=["in order", "shuffled"])
+def test_an_error_names_the_row_of_the_file(
+    tables: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: Any, most: int
+):
+    monkeypatch.setattr(join, "_MOST_ELEMENTS", most)
+    table = row_table(300)
+    prices = np.full(300, 0.5, np.float32)
+    prices[137] = np.nan
+    rows = write(table.set_column(3, "price", pa.array(prices)), tmp_path / "r", row_group_size=50)
+    features = {**SPARSE, "dense": {"price": {"column": "price", "on_nonfinite": "error"}}}
+    history = {"tie_break": "no", "known_at": "known"}
+    whole = document(rows, tables[2], features, tmp_path / "w", history=history, shuffle=shuffle)
+    del whole["features"]["extra"]
+    with pytest.raises(DataError, match=r"file .*part-0\.parquet, row group 2, row 137\)"):
+        list(Pipeline.from_dict(whole).batches())
 
 
 def times_of(tables: tuple[Path, Path, Path]) -> list[int | None]:

@@ -107,14 +107,14 @@ def test_the_mean_is_about_what_rows_see(folder: Path):
 
 
 def test_clustering_is_advised_where_it_saves(folder: Path):
-    plan = plan_of(folder, "none", {"last": 2_000})
+    plan = plan_of(folder, "none", {"last": 40_000})
     [facts] = describe_histories(plan.source)
     table = folder / "none"
     assert facts["command"] == f"feedline optimize {table} OUT --cluster-by user --sort-by at"
     assert facts["clustered_bytes"] < 0.5 * facts["read_bytes"]
-    [by_day] = describe_histories(plan_of(folder, "days", {"last": 2_000}).source)
+    [by_day] = describe_histories(plan_of(folder, "days", {"last": 40_000}).source)
     assert 1.3 * facts["clustered_bytes"] < by_day["clustered_bytes"] < by_day["read_bytes"]
-    clustered = plan_of(folder, "clustered.parquet", {"last": 2_000})
+    clustered = plan_of(folder, "clustered.parquet", {"last": 40_000})
     [done] = describe_histories(clustered.source)
     assert done["command"] is None
     assert done["read_bytes"] < 0.5 * facts["read_bytes"]

@@ -378,7 +378,7 @@ def _encode(
     encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
     encoder.begin_piece()
     clock.lap("read")
-    for chunk in piece_chunks(compiled, piece, as_stored=True):
+    for chunk in piece_chunks(compiled, piece, as_stored=True, joined=False):
         clock.lap("read")
         encoder.add(chunk)
         del chunk

@@ -21,7 +21,7 @@ from feedline.config.histories import HistoryRead
 from feedline.dataclass import dataclass
 from feedline.errors import DataError, TableArgumentError
 from feedline.expressions import BoundExpression, bind_where
-from feedline.native.rows import last_events
+from feedline.native.rows import bisect, last_events
 from feedline.warehouse.histories.moments import NO_TIME, Clock, clock, integers
 from feedline.warehouse.histories.recent_events import RecentEvents, check_recent
 from feedline.warehouse.parquet.schemas import is_text
@@ -444,17 +444,6 @@ def union(ranges: Int64s) -> Int64s:
     ends = np.maximum.accumulate(ranges[:, 1])
     begins = np.flatnonzero(np.concatenate([[True], ranges[1:, 0] > ends[:-1]]))
     return np.stack([ranges[begins, 0], ends[np.append(begins[1:], len(ranges)) - 1]], axis=1)
-
-
-def bisect(values: Int64s, low: Int64s, high: Int64s, bounds: Int64s) -> Int64s:
-    """int64 [n]: the first of values [low, high), which ascend, that is not below a bound; `high` where all are."""
-    low, high = low.copy(), high.copy()
-    while len(open_ := np.flatnonzero(low < high)):
-        middle = (low[open_] + high[open_]) // 2
-        below = values[middle] < bounds[open_]
-        low[open_[below]] = middle[below] + 1
-        high[open_[~below]] = middle[~below]
-    return low
 
 
 def check_keys(columns: EventColumns, rows: pa.Schema, events: pa.Schema) -> None:

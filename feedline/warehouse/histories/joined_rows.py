@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import polars as pl
 import pyarrow as pa
@@ -47,10 +47,7 @@ class ListColumns:
             coded={name: most for name, most in request.coded.items() if name not in lists and name not in own},
             compact=frozenset(request.compact).difference(lists, own),
         )
-        self._coded = request.coded
-        self._joins = []
-        for history in histories:
-            self._joins.append((history, join_of(history, request.columns, request.schema)))
+        self._histories, self._request = histories, request
 
     @classmethod
     def of(cls, fragment: Fragment, request: ReadRequest) -> ListColumns | None:
@@ -58,24 +55,42 @@ class ListColumns:
         histories = [history for history in fragment.histories if history.names.intersection(request.columns)]
         return cls(histories, request) if histories else None
 
+    @cached_property
+    def _joins(self) -> list[tuple[HistoryRef, HistoryJoin]]:
+        request = self._request
+        return [(history, join_of(history, request.columns, request.schema)) for history in self._histories]
+
+    def is_in(self, frame: pl.DataFrame) -> bool:
+        """Whether rows have their lists."""
+        names = set(self._request.columns).intersection(frame.columns)
+        return any(names & history.names for history in self._histories)
+
     def join(self, chunk: Chunk) -> Iterator[Chunk]:
         """Rows of `stored` with the lists, in parts that do not see too many events."""
-        found = [join.find(events_of(history), chunk.frame) for history, join in self._joins]
-        cuts = {cut for (_, join), own in zip(self._joins, found, strict=True) for cut in join.cuts(own)}
-        for first, stop in itertools.pairwise(sorted(cuts)):
+        found = self.find(chunk.frame)
+        for first, stop in itertools.pairwise(self.cuts(found)):
             part = chunk if stop - first == chunk.frame.height else chunk.part(first, stop)
-            yield self._joined(part, [own[:, first:stop] for own in found])
+            frame, values = self.joined(part.frame, [own[:, first:stop] for own in found])
+            yield replace(part, frame=frame, dictionaries={**part.dictionaries, **values})
 
-    def _joined(self, chunk: Chunk, found: Sequence[Int64s]) -> Chunk:
+    def find(self, frame: pl.DataFrame) -> list[Int64s]:
+        """int64 [2, rows] of each history: the first and the end of the events of each row's key."""
+        return [join.find(events_of(history), frame) for history, join in self._joins]
+
+    def cuts(self, found: Sequence[Int64s]) -> list[int]:
+        """Where to cut rows, so that not too many events are joined at once: [0, …, rows]. found: as of `find`."""
+        return sorted({cut for (_, join), own in zip(self._joins, found, strict=True) for cut in join.cuts(own)})
+
+    def joined(self, frame: pl.DataFrame, found: Sequence[Int64s]) -> tuple[pl.DataFrame, dict[str, pa.Array]]:
+        """Rows with the lists, and the values of those that are codes. found: as of `find`, of these rows."""
         columns: list[pl.Series] = []
-        dictionaries = dict(chunk.dictionaries)
+        dictionaries: dict[str, pa.Array] = {}
+        coded = self._request.coded
         for (history, join), own in zip(self._joins, found, strict=True):
-            series, values = join.join(events_of(history), chunk.frame, own)
-            for each in series:
-                if each.name in self._coded:
-                    dictionaries[each.name] = values[each.name]
-                columns.append(each if each.name in self._coded else expand_series(each, values[each.name]))
-        return replace(chunk, frame=chunk.frame.with_columns(columns), dictionaries=dictionaries)
+            series, values = join.join(events_of(history), frame, own)
+            dictionaries |= {name: array for name, array in values.items() if name in coded}
+            columns += [each if each.name in coded else expand_series(each, values[each.name]) for each in series]
+        return frame.hstack(columns), dictionaries
 
 
 def join_of(history: HistoryRef, names: Collection[str], schema: pa.Schema) -> HistoryJoin:

@@ -21,9 +21,8 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from feedline.errors import TableChangedError, TableError
-from feedline.native.rows import TURN
+from feedline.native.rows import TURN, bisect
 from feedline.warehouse.histories.event_index import EventIndex, HashRanges, hashes_of, read_event_index
-from feedline.warehouse.histories.join import bisect
 from feedline.warehouse.histories.kept_groups import KeptGroups, columns_of
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.reading.row_ranges import read_ranges

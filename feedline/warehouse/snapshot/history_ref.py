@@ -62,11 +62,6 @@ class HistoryRef:
         return frozenset(read.name for read in self.reads)
 
     @property
-    def columns_per_selection(self) -> int:
-        """How many columns of lists are of the same events, on average."""
-        return len(self.reads) // len({read.selection for read in self.reads})
-
-    @property
     def row_columns(self) -> tuple[str, ...]:
         """The columns of rows that decide what they see."""
         return tuple(dict.fromkeys([self.columns.on, *(name for read in self.reads for name in read.row_columns)]))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from feedline.config.histories import HistoryRead, Pool
 from feedline.errors import DataError, TableArgumentError
-from feedline.warehouse.histories.join import HistoryJoin, bisect, union
+from feedline.warehouse.histories.join import HistoryJoin, union
 from feedline.warehouse.histories.moments import NO_TIME
 from feedline.warehouse.reading.columns import expand_series
 from feedline.warehouse.snapshot.history_ref import EventColumns
@@ -222,10 +222,3 @@ def test_union_holds_the_same_integers(ranges: list[tuple[int, int]]):
         each for first, stop in ranges for each in range(first, stop)
     }
     assert (found[1:, 0] > found[:-1, 1]).all()
-
-
-@given(st.lists(SMALL, max_size=12).map(sorted), st.lists(SMALL, min_size=1, max_size=5))
-def test_bisect_is_that_of_numpy(values: list[int], bounds: list[int]):
-    count, own = len(bounds), np.array(values, np.int64)
-    found = bisect(own, np.zeros(count, np.int64), np.full(count, len(values)), np.array(bounds))
-    assert found.tolist() == np.searchsorted(own, bounds).tolist()
