@@ -17,7 +17,7 @@ read        bytes that an epoch reads, fat rows divided by late ones, both clust
 rate        rows/s through FeedlineDataset, late divided by fat; one thread computes blocks.
 pooled      samples/s per CPU-second of all processes, three pools of 1,362 and six columns: late rows divided by a
             DataLoader over memory-mapped arrays (`history_samples.py`), and the memory of late rows.
-prepare     CPU and peak memory: `optimize --history` divided by exploding the events to arrays.
+prepare     CPU and peak memory: `optimize --history --memory 256MB` divided by exploding the events to arrays.
 coclustered bytes that an epoch reads of events, divided by those of the events that samples see, read once.
 projection  bytes of the events read for the last day's samples: 2 columns of the last 64 events, divided by all 10
             columns of the last 4,096.
@@ -60,6 +60,7 @@ from feedline.warehouse.reading.read import bytes_of
 HERE = Path(__file__).resolve().parent
 _SAMPLE_S = 0.05  # between two looks at the CPU of all processes, which take a millisecond
 _MOST_COPIES = 64  # of the tables' files, in an epoch that is timed
+PREPARE_MEMORY = "256MB"  # exploding needs all of a log: a limit is what a table in files allows
 GOALS = ("", "decode", "size")
 LENGTHS = {"stored": (512, 4_096), "read": (512, 4_096), "rate": (64, 512, 4_096)}
 AIMS = {
@@ -214,7 +215,7 @@ def preparation(tables: Tables) -> list[Row]:
     events = tables.generated(tables.options.prepare_events)
     arrays: list[Measured] = []
     ours: list[Measured] = []
-    words = ("--history", KEY, "--sort-by", f"{TIME},{TIE}", "--threads", "1")
+    words = ("--history", KEY, "--sort-by", f"{TIME},{TIE}", "--threads", "1", "--memory", PREPARE_MEMORY)
     for _ in range(tables.options.rounds):
         with tempfile.TemporaryDirectory(dir=tables.folder) as scratch:
             arrays.append(_explode(events, Path(scratch) / "arrays"))

@@ -107,8 +107,8 @@ def _cost(plan: SourcePlan, history: HistoryRef) -> HistoryCost:
 
 
 def _sample(plan: SourcePlan, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    """Columns of the first rows of a few blocks, evenly spaced over the first lane's epoch, in frames that are joined at
-    once: a block's rows, where it is shuffled."""
+    """Columns of the first rows of a few blocks, evenly spaced over the first lane's epoch, as they are joined: all of
+    a block at once, where it is shuffled."""
     schedule = plan.whole_schedule
     indices = schedule.block_indices(0)
     block_rows = max(1, int(np.diff(schedule.lane(0).borders).mean()))

@@ -145,12 +145,16 @@ def _read_pages(
     }
     facts = {row_group: file.decoder.facts(row_group, stored.leaves) for row_group in sparse}
     indexes = _indexes(file, fragment, stored.leaves, facts)
-    parts = {
-        (row_group, leaf): _part(indexes[row_group, leaf], chunk, sparse[row_group])
-        for row_group, chunks in facts.items()
-        if all(len(indexes[row_group, leaf].rows) for leaf in stored.leaves)
-        for leaf, chunk in zip(stored.leaves, chunks, strict=True)
-    }
+    parts: dict[tuple[int, int], _Part] = {}
+    for row_group, chunks in facts.items():
+        if all(len(indexes[row_group, leaf].rows) for leaf in stored.leaves):
+            runs: dict[bytes, NDArray[np.int64]] = {}  # columns whose pages have the same rows share them
+            for leaf, chunk in zip(stored.leaves, chunks, strict=True):
+                index = indexes[row_group, leaf]
+                key = index.rows.tobytes()
+                if key not in runs:
+                    runs[key] = index.runs_of(sparse[row_group])
+                parts[row_group, leaf] = _part(index, chunk, runs[key])
     spans = [span for part in parts.values() for span in part.spans]
     buffers, nbytes = file.read_spans(spans) if spans else ([], 0)
     contents = iter(buffers)
@@ -199,8 +203,7 @@ def _indexes(
     return found
 
 
-def _part(index: PageIndex, chunk: ChunkFacts, ranges: Ranges) -> _Part:
-    runs = index.runs_of(ranges)
+def _part(index: PageIndex, chunk: ChunkFacts, runs: NDArray[np.int64]) -> _Part:
     spans = index.spans(runs)
     first, start, end = chunk.place[0], int(index.offsets[0]), int(index.offsets[-1])
     if first < start:
