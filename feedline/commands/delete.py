@@ -44,9 +44,9 @@ def delete(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: all cores).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the rows of a table for which a condition is true.
+    """Delete rows of a table, such as those of users in a list: only row groups that hold them are written anew.
 
-    Only row groups that hold such rows are written anew. Exit status 1 if rows or entries of caches are left.
+    Exit status 1 if rows or entries of caches are left.
     """
     folders = [folder_of(each) for each in caches or ()]
     console = console_on()
