@@ -9,14 +9,16 @@ from typing import Any
 
 import boto3
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deleted_rows import delete_from, files_below, rows_left, rows_of, visits_table
+from event_tables import document, event_table, laid_out, row_table, seen_by, write
 from moto.server import ThreadedMotoServer
 from processes import ended_here
 from rewritten import Rewritten, state_at, steps
 
-from feedline import Table
+from feedline import FeedlineDataset, Table
 from feedline.errors import StateError, TableArgumentError, TableError
 from feedline.loader.state import checked_state
 from feedline.warehouse.cache.maintenance import count_entries, describe_folder
@@ -170,6 +172,27 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
         done = ended_here("delete", *arguments)
         assert done.returncode == status, done.stderr
         assert message in " ".join(done.stderr.split())
+
+
+def test_a_job_with_histories_is_told_of_another_generation(tmp_path: Path) -> None:
+    """A run that reads a file of events without its deleted ones is refused in words, and goes on if asked to."""
+    rows, events = row_table(60), event_table(900)
+    write(rows, tmp_path / "rows")
+    folder = laid_out(events, tmp_path / "events", "ts", "no")
+    features = {"extra": {"items": {"history": "events", "at": "at", "column": "item", "last": 6}}}
+    given = document(tmp_path / "rows", folder, features, tmp_path / "work", history={"tie_break": "no"})
+    with FeedlineDataset(given) as dataset:
+        state = dataset.state_dict(after=next(iter(dataset)))
+    delete_from(folder, "user in [1, 5]", verify=True)
+    with FeedlineDataset(given) as dataset, pytest.raises(StateError, match="features"):
+        dataset.load_state_dict(state)
+    left = events.filter(pc.invert(pc.fill_null(pc.is_in(events["user"], value_set=pa.array([1, 5])), False)))
+    seen = seen_by(rows, left, "item", pools=(("true", 6),), tie_break="no")
+    with FeedlineDataset(given) as dataset:
+        dataset.load_state_dict(state, features="changed")
+        for batch in dataset:
+            for row, items in zip(batch.extra["id"].tolist(), batch.extra["items"].to_pylist(), strict=True):
+                assert items == seen[row][0]
 
 
 # -- object stores ----------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from feedline.warehouse.storage.faults import explain_errors
 _TRAILER_BYTES = 8
 _MOST_NANOSECONDS = int(np.iinfo(np.int64).max)
 _LEVELS = {"RLE", "BIT_PACKED", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}  # encodings that are not of values in pages
+_CODECS = {"snappy", "gzip", "brotli", "zstd", "lz4"}
 _FALSE_POSITIVES = 0.05  # of bloom filters; with it, and a number of values, pyarrow decides their size
 _BITS_PER_VALUE = -8 / np.log(1 - _FALSE_POSITIVES ** (1 / 8))  # of a filter of split blocks
 
@@ -181,7 +182,7 @@ def _open(source: pa.NativeFile, name: str) -> pq.ParquetFile:
     """Open a file so that its values are read in full.
 
     Spark's INT96 timestamps are of microseconds, and may lie outside of what nanoseconds reach; others are of
-    nanoseconds. Raises DataError for a file with both.
+    nanoseconds. Raises DataError for a file with both, and for times that no unit holds.
     """
     parquet = _opened(source, "us")
     schema = parquet.metadata.schema
@@ -190,15 +191,20 @@ def _open(source: pa.NativeFile, name: str) -> pq.ParquetFile:
     if not times:
         return parquet
     fine, is_fine, is_far = _opened(source, "ns"), False, False
+    files = parquet, fine, _opened(source, "s")
     for group in range(parquet.num_row_groups):
-        coarse_rows, fine_rows = (each.read_row_group(group, columns=times) for each in (parquet, fine))
-        for coarse, nanoseconds in zip(coarse_rows.columns, fine_rows.columns, strict=True):
-            if pat.is_nested(coarse.type):
+        for columns in zip(*(file.read_row_group(group, columns=times).columns for file in files), strict=True):
+            if pat.is_nested(columns[0].type):
                 raise DataError(f"{name} has INT96 timestamps in lists or structs: expected columns. Rewrite the file")
-            micros = coarse.drop_null().cast(pa.int64()).to_numpy()
+            micros, nanos, seconds = (column.drop_null().cast(pa.int64()).to_numpy() for column in columns)
             far = np.abs(micros) > _MOST_NANOSECONDS // 1000
             is_far |= bool(far.any())
-            is_fine |= bool((nanoseconds.drop_null().cast(pa.int64()).to_numpy() % 1000)[~far].any())
+            is_fine |= bool((nanos % 1000)[~far].any())
+            if not np.array_equal(micros // 1_000_000, seconds):
+                raise DataError(
+                    f"{name} has INT96 timestamps that microseconds do not reach: got columns {', '.join(times)}. "
+                    "Write them as another type"
+                )
     if is_fine and is_far:
         raise DataError(
             f"{name} has INT96 timestamps of nanoseconds, and others outside of 1677 to 2262: got columns "
@@ -254,7 +260,12 @@ def _encoding(chunk: Any) -> str:
 
 
 def _codec(chunk: Any) -> str:
-    return "none" if chunk.compression == "UNCOMPRESSED" else str(chunk.compression).lower()
+    """The codec of a column chunk, as pyarrow's writer names it; for LZ4 with Hadoop's frames, which nothing writes any
+    more, the plain one."""
+    if chunk.compression == "UNCOMPRESSED":
+        return "none"
+    name = str(chunk.compression).lower()
+    return name if name in _CODECS else "lz4"
 
 
 def _page_rows(old: _OldFile) -> int | None:
