@@ -27,10 +27,13 @@ from feedline.warehouse.cache.maintenance import (
     EntryTotals,
     FolderReport,
     PruneChoice,
+    PruneReport,
     describe_folder,
     prune_entries,
+    prune_files,
     verify_entries,
 )
+from feedline.warehouse.delete.deletion_log import logged_files
 from feedline.warehouse.discovery.partitions import is_partition, keys_of_path, typed_columns
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -94,13 +97,23 @@ def prune_cache(
     ] = None,
     older_than: Annotated[str | None, typer.Option(help="Entries not used for this long: 12h, 30d, 2w.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All entries, of all versions.")] = False,
+    deleted: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="Entries of the files from which feedline delete took rows.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove the entries that meet all conditions.
 
-    Exit status 1 if entries are left that --table and --where may mean.
+    Exit status 1 if entries are left that --table, --where or --deleted may mean.
     """
     folder = folder_of(path)
+    if deleted is not None:
+        if everything or any(each is not None for each in (table, where, older_than)):
+            raise SpecError("--deleted names the files by itself: got other conditions, too. Leave them out")
+        with ProgressLine(), exit_on_signals():
+            report = prune_files(folder, logged_files(deleted))
+        _print_pruned(report, as_json=as_json)
+        return
     choice = PruneChoice(
         table=table,
         where=where,
@@ -109,6 +122,11 @@ def prune_cache(
     )
     with ProgressLine(), exit_on_signals():
         report = prune_entries(folder, choice, time.time(), _keys_of)
+    _print_pruned(report, as_json=as_json)
+
+
+def _print_pruned(report: PruneReport, *, as_json: bool) -> None:
+    """Print what was removed; exit status 1 if anything is left that may be meant."""
     if as_json:
         print(json.dumps(asdict(report)))
     else:

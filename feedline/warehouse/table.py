@@ -17,6 +17,7 @@ import pyarrow as pa
 from feedline.errors import TableError
 from feedline.expressions import bind_where
 from feedline.resources.cgroups import available_cores
+from feedline.warehouse.delete.delete import DeleteReport, DeleteRequest, delete_rows
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.optimize.optimize import OptimizeReport, TaskRunner, optimize
 from feedline.warehouse.optimize.recipe import Names, Settings, names_of
@@ -116,6 +117,33 @@ class Table:
         request = ReadRequest(names, whole, selection.where, sample=selection.sample)
         fragments = plan_fragments(snapshot, selection, SPLIT_ROWS)
         return pa.concat_tables([schema.empty_table(), *in_threads(partial(read_arrow, request=request), fragments)])
+
+    def delete(
+        self,
+        where: str,
+        *,
+        dry_run: bool = False,
+        caches: Sequence[str | os.PathLike[str]] = (),
+        copies: Sequence[str | os.PathLike[str]] = (),
+        verify: bool = False,
+        threads: int | None = None,
+    ) -> DeleteReport:
+        """Delete the rows for which `where` is true: see `warehouse.delete`.
+
+        `where` may have `column in file("ids.parquet")`. `dry_run`: only find the rows. `caches`: folders of caches,
+        from which the entries of files with such rows are removed. `verify`: look for the rows again, in the table, in
+        caches, and in `copies`, which are tables with the columns of `where`.
+        """
+        if not isinstance(self.uri, str) or any(value not in (None, "auto", "hive") for value in self._state.values()):
+            raise TableError(f"delete changes the files of one folder: got {self!r}, expected Table(folder)")
+        request = DeleteRequest(
+            where=where,
+            dry_run=dry_run,
+            caches=tuple(os.fspath(each) for each in caches),
+            copies=tuple(os.fspath(each) for each in copies),
+            verify=verify,
+        )
+        return delete_rows(self.uri, request, threads=threads)
 
     def optimize(
         self,

@@ -199,6 +199,57 @@ def prune_entries(folder: str, choice: PruneChoice, now_s: float, keys_of: KeysO
     )
 
 
+def prune_files(folder: str, files: Collection[str]) -> PruneReport:
+    """Remove the entries of some files (their paths or URIs), of any age and version of these: what a deletion has left
+    of their old rows. A folder without such entries is as good.
+
+    Raises SpecError for a foreign folder.
+    """
+    check_folder(folder)
+    stored = [file for file in list_entries(folder) if not file.temporary]
+    undecided: dict[str, int] = defaultdict(int)
+    chosen = _entries_of_files(files, stored, undecided)
+    removed = [(file, index) for file, index in chosen if remove_file(file.path)]
+    gone = {file.path for file, _ in removed}
+    failed = sum(file.path not in gone and os.path.lexists(file.path) for file, _ in chosen)
+    return PruneReport(
+        files=len(removed),
+        bytes=_bytes(file for file, _ in removed),
+        kept=len(stored) - len(chosen) - sum(undecided.values()),
+        undecided=dict(undecided),
+        failed=failed,
+        names=dict(sorted(Counter(index.group.table for _, index in removed).items())),
+        is_met=not (failed or undecided),
+    )
+
+
+def count_entries(folder: str, files: Collection[str]) -> int:
+    """The entries of some files, and those of which nobody can tell. Raises as `prune_files`."""
+    check_folder(folder)
+    undecided: dict[str, int] = defaultdict(int)
+    entries = _entries_of_files(files, [file for file in list_entries(folder) if not file.temporary], undecided)
+    return len(entries) + sum(undecided.values())
+
+
+def _entries_of_files(
+    files: Collection[str], stored: Iterable[StoredFileStat], undecided: dict[str, int]
+) -> list[_Entry]:
+    """The entries of files, by the real name that a file had when the entry was written, or has now."""
+    real, names, entries = set(map(real_name, files)), dict[str, str](), list[_Entry]()
+    for file in stored:
+        index, reason = _index_of(file)
+        if index is None:
+            if reason:
+                undecided[reason] += 1
+            continue
+        name = join(index.group.table, index.group.path)
+        if name not in names:
+            names[name] = real_name(name)
+        if not real.isdisjoint((index.group.file, names[name])):
+            entries.append((file, index))
+    return entries
+
+
 def verify_entries(folder: str) -> VerifyReport:
     """Read every array of this version's files, and remove files that are not as they were written.
 

@@ -33,6 +33,7 @@ from feedline.warehouse.storage.retry import is_local, with_retries
 from feedline.warehouse.storage.whole_file import exchange
 
 HIDDEN = "_feedline"
+DELETES = "_deletes"  # the logs of `delete`, which may have been at work in a target
 _CLAIM = "optimize"
 _THREADS = 16
 _WILDCARD = re.compile(r"/[^/]*[*?\[].*", re.DOTALL)
@@ -138,7 +139,7 @@ class Target:
         sizes: dict[str, int] = {}
         for info in infos:
             path = info.path[len(self.root) :].lstrip("/")
-            if info.type != pafs.FileType.File or path.split("/")[0] == HIDDEN:
+            if info.type != pafs.FileType.File or path.split("/")[0] in (HIDDEN, DELETES):
                 continue
             if not path.endswith(SUFFIX):
                 raise self._foreign_file_error(path)

@@ -141,6 +141,28 @@ def dedup_table(table: pa.Table, groups: Groups, keys: Sequence[str] = ()) -> tu
     return pa.Table.from_arrays([arrays[name] for name in schema.names], schema=schema), runs
 
 
+def keep_rows(table: pa.Table, groups: Groups, keep: Bools) -> tuple[pa.Table, dict[str, RowGroupRuns]]:
+    """Some rows of a row group as it is stored, with these groups; and, per group, what its flags hold.
+
+    A run whose first row goes begins at the next of its rows that stays. Types are kept.
+    """
+    # flags [1, 0, 0, 1, 0], keep [0, 1, 1, 0, 1] -> rows of runs [0, 0, 1], flags [1, 0, 1], values of rows [0, -, 3]
+    rows = np.flatnonzero(keep)
+    arrays: dict[str, pa.ChunkedArray] = {}
+    runs = {}
+    for group, columns in groups.items():
+        first_rows = np.flatnonzero(table[flag_column(group)].to_numpy())
+        run = np.searchsorted(first_rows, rows, side="right") - 1
+        starts = np.diff(run, prepend=-1) != 0
+        places = pa.array(np.where(starts, first_rows[run], rows))
+        arrays |= {name: _only_at(starts, table[name].take(places)) for name in columns}
+        arrays[flag_column(group)] = pa.chunked_array([pa.array(starts)])
+        runs[group] = RowGroupRuns.of(starts)
+    places = pa.array(rows)
+    kept = [arrays[name] if name in arrays else table[name].take(places) for name in table.schema.names]
+    return pa.Table.from_arrays(kept, schema=table.schema), runs
+
+
 def _only_at(starts: Bools, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column with its values where runs start, null elsewhere."""
     borders = np.cumsum([0, *(len(chunk) for chunk in column.chunks)]).tolist()

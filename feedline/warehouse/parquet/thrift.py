@@ -81,9 +81,9 @@ def offset_index_places(footer: bytes) -> list[list[tuple[int, int]]]:
     groups, position, field = [], 0, 0
     try:
         while footer[position]:
-            position, field, kind = _field(footer, position, field)
+            position, field, kind = field_at(footer, position, field)
             if field != 4 or kind != _LIST:  # row_groups
-                position = _skip(footer, position, kind)
+                position = skip(footer, position, kind)
                 continue
             count, position = _list_of_structures(footer, position)
             for _ in range(count):
@@ -97,19 +97,19 @@ def offset_index_places(footer: bytes) -> list[list[tuple[int, int]]]:
 def _places_of_group(data: bytes, position: int) -> tuple[list[tuple[int, int]], int]:
     places, field = [], 0
     while data[position]:
-        position, field, kind = _field(data, position, field)
+        position, field, kind = field_at(data, position, field)
         if field != 1 or kind != _LIST:  # columns
-            position = _skip(data, position, kind)
+            position = skip(data, position, kind)
             continue
         count, position = _list_of_structures(data, position)
         for _ in range(count):
             own, inner = {4: 0, 5: 0}, 0  # offset_index_offset, offset_index_length
             while data[position]:
-                position, inner, kind = _field(data, position, inner)
+                position, inner, kind = field_at(data, position, inner)
                 if inner in own:
                     own[inner], position = integer(data, position)
                 else:
-                    position = _skip(data, position, kind)
+                    position = skip(data, position, kind)
             position += 1
             places.append((own[4], own[5]))
     return places, position + 1
@@ -121,7 +121,7 @@ def _file(data: bytes) -> Structure:
     ordered = encrypted = False
     position, field = 0, 0
     while data[position]:
-        position, field, kind = _field(data, position, field)
+        position, field, kind = field_at(data, position, field)
         if field == 4 and kind == _LIST:  # row_groups
             count, position = _list_of_structures(data, position)
             for _ in range(count):
@@ -131,7 +131,7 @@ def _file(data: bytes) -> Structure:
             continue
         ordered = ordered or field == 7  # column_orders
         encrypted = encrypted or field == 8  # encryption_algorithm
-        position = _skip(data, position, kind)
+        position = skip(data, position, kind)
     encrypted = encrypted or any(chunk.type < 0 for group in chunks for chunk in group)
     return Structure(rows, chunks, ordered, encrypted)
 
@@ -139,7 +139,7 @@ def _file(data: bytes) -> Structure:
 def _row_group(data: bytes, position: int) -> tuple[int, list[ColumnChunk], int]:
     rows, chunks, field = -1, [], 0
     while data[position]:
-        position, field, kind = _field(data, position, field)
+        position, field, kind = field_at(data, position, field)
         if field == 1 and kind == _LIST:  # columns
             count, position = _list_of_structures(data, position)
             for _ in range(count):
@@ -148,7 +148,7 @@ def _row_group(data: bytes, position: int) -> tuple[int, list[ColumnChunk], int]
         elif field == 3:  # num_rows
             rows, position = integer(data, position)
         else:
-            position = _skip(data, position, kind)
+            position = skip(data, position, kind)
     return rows, chunks, position + 1
 
 
@@ -167,7 +167,7 @@ def _chunk(data: bytes, position: int) -> tuple[ColumnChunk, int]:
         if field == 3 and head & 15 == _STRUCT:  # meta_data
             chunk, position = _column(data, position)
         else:
-            position = _skip(data, position, head & 15)
+            position = skip(data, position, head & 15)
         if field in (8, 9):  # crypto_metadata, encrypted_column_metadata
             return ColumnChunk(-1, 0), _end(data, position, field)
 
@@ -200,7 +200,7 @@ def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
                 position += 1
             position += 1
         else:
-            position = _skip(data, position, head)
+            position = skip(data, position, head)
     if size < 0 or not 0 <= kind <= FIXED or not 0 <= codec < _CODECS:
         raise MalformedError(f"a column chunk has type {kind}, codec {codec} and {size} bytes")
     return ColumnChunk(kind, size, *statistics, sizes), position
@@ -209,11 +209,11 @@ def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
 def _size_statistics(data: bytes, position: int) -> tuple[tuple[bool, int, int], int]:
     counts_bytes, levels, field = False, {2: 0, 3: 0}, 0
     while data[position]:
-        position, field, kind = _field(data, position, field)
+        position, field, kind = field_at(data, position, field)
         if field in levels and kind == _LIST:  # repetition_level_histogram, definition_level_histogram
-            levels[field] = _list(data, position)[0]
+            levels[field] = list_at(data, position)[0]
         counts_bytes = counts_bytes or field == 1  # unencoded_byte_array_data_bytes
-        position = _skip(data, position, kind)
+        position = skip(data, position, kind)
     return (counts_bytes, levels[2], levels[3]), position + 1
 
 
@@ -232,7 +232,7 @@ def _statistics(data: bytes, position: int) -> tuple[_Statistics, int]:
             field, position = integer(data, position)
         head &= 15
         if head == _BINARY:
-            length, position = _varint(data, position)
+            length, position = varint(data, position)
             fields[field] = data[position : position + length]
             position += length
         elif field == 3:  # null_count
@@ -240,18 +240,18 @@ def _statistics(data: bytes, position: int) -> tuple[_Statistics, int]:
         elif field in (7, 8):  # is_max_value_exact, is_min_value_exact
             exact += head == _TRUE
         else:
-            position = _skip(data, position, head)
+            position = skip(data, position, head)
 
 
 def _end(data: bytes, position: int, field: int) -> int:
     """The position after the structure whose next field starts here."""
     while data[position]:
-        position, field, kind = _field(data, position, field)
-        position = _skip(data, position, kind)
+        position, field, kind = field_at(data, position, field)
+        position = skip(data, position, kind)
     return position + 1
 
 
-def _field(data: bytes, position: int, last: int) -> tuple[int, int, int]:
+def field_at(data: bytes, position: int, last: int) -> tuple[int, int, int]:
     """Parse a field's header: the position of its value, its id, and its type."""
     head = data[position]
     if head > 15:
@@ -261,26 +261,26 @@ def _field(data: bytes, position: int, last: int) -> tuple[int, int, int]:
 
 
 def _list_of_structures(data: bytes, position: int) -> tuple[int, int]:
-    count, kind, position = _list(data, position)
+    count, kind, position = list_at(data, position)
     if kind != _STRUCT:
         raise MalformedError(f"a list holds type {kind}, expected structures")
     return count, position
 
 
-def _list(data: bytes, position: int) -> tuple[int, int, int]:
+def list_at(data: bytes, position: int) -> tuple[int, int, int]:
     head = data[position]
-    count, position = (head >> 4, position + 1) if head < 0xF0 else _varint(data, position + 1)
+    count, position = (head >> 4, position + 1) if head < 0xF0 else varint(data, position + 1)
     return count, head & 15, position
 
 
 def integer(data: bytes, position: int) -> tuple[int, int]:
     """An integer of the compact protocol, and the position after it."""
     # 01 -> -1, 02 -> 1, 80 01 -> 64: signed by its lowest bit
-    value, position = _varint(data, position)
+    value, position = varint(data, position)
     return (value >> 1) ^ -(value & 1), position
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def varint(data: bytes, position: int) -> tuple[int, int]:
     value = data[position]
     if value < 128:
         return value, position + 1
@@ -296,7 +296,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     raise MalformedError("an integer is longer than ten bytes")
 
 
-def _skip(data: bytes, position: int, kind: int, depth: int = 0) -> int:
+def skip(data: bytes, position: int, kind: int, depth: int = 0) -> int:
     """The position after a value: booleans are in the header, i8 is a byte, i16 to i64 varints, double 8 bytes."""
     if 4 <= kind <= 6:
         return _skip_varints(data, position, 1)
@@ -305,7 +305,7 @@ def _skip(data: bytes, position: int, kind: int, depth: int = 0) -> int:
     if kind in (_LIST, _SET):
         return _skip_list(data, position, depth)
     if kind == _BINARY:
-        length, position = _varint(data, position)
+        length, position = varint(data, position)
         return position + length
     if 1 <= kind <= 7:
         return position + (0, 0, 0, 1, 0, 0, 0, 8)[kind]
@@ -336,17 +336,17 @@ def _skip_structure(data: bytes, position: int, depth: int) -> int:
                 position += 1
             position += 1
         else:
-            position = _skip(data, position, head, depth + 1)
+            position = skip(data, position, head, depth + 1)
 
 
 def _skip_list(data: bytes, position: int, depth: int) -> int:
     if depth > _DEEPEST:
         raise MalformedError(f"lists are nested deeper than {_DEEPEST}")
-    count, inner, position = _list(data, position)
+    count, inner, position = list_at(data, position)
     if 4 <= inner <= 6:
         return _skip_varints(data, position, count)
     if inner <= 2:
         return position + count  # a boolean in a list is a byte
     for _ in range(count):
-        position = _skip(data, position, inner, depth + 1)
+        position = skip(data, position, inner, depth + 1)
     return position
