@@ -33,6 +33,8 @@ def row_digests(table: pa.Table) -> Words:
 
 def _words(array: pa.Array) -> Words:
     kind = array.type
+    if not len(array):
+        return np.zeros(0, np.uint64)
     if pat.is_dictionary(kind):
         return _words(array.cast(kind.value_type))
     if pat.is_struct(kind):
@@ -40,7 +42,11 @@ def _words(array: pa.Array) -> Words:
         for index in range(kind.num_fields):
             _add(words, _words(pa.StructArray.field(array, index)))
     elif pat.is_map(kind):
-        words = _of_elements(np.asarray(array.offsets).astype(np.int64), _entries(array))
+        offsets = np.asarray(array.offsets).astype(np.int64)
+        held = (part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (array.keys, array.items))
+        keys, items = map(_words, held)
+        _add(keys, items)
+        words = _of_elements(offsets - offsets[0], keys)
     elif pat.is_fixed_size_list(kind):
         words = _of_elements(np.arange(len(array) + 1) * kind.list_size, _words(_values_of_fixed(array)))
     elif is_list(kind):
@@ -64,12 +70,6 @@ def _of_elements(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], elements: 
     mix(terms, np.empty_like(terms))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms)])  # modulo 2**64, so that differences are exact
     words: Words = lengths.astype(np.uint64) + sums[offsets[1:]] - sums[offsets[:-1]]
-    return words
-
-
-def _entries(array: pa.MapArray) -> Words:
-    words = _words(array.keys)
-    _add(words, _words(array.items))
     return words
 
 
