@@ -252,7 +252,7 @@ def _replace(target: Target, rows: FileRows) -> WrittenBytes:
             _refuse_changed(target, rows)
             target.claim.delete([path])
             _remove_empty_folders(target, path)
-            return WrittenBytes(copied=0, encoded=0, held=0)
+            return WrittenBytes(copied=0, encoded=0)
         name = hashlib.sha256(fragment.path.encode()).hexdigest()[:16]
         staged = f"{target.stage(_STAGE)}/{name}{PART_SUFFIX}"
         if target.is_local:
