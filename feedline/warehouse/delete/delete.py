@@ -116,6 +116,8 @@ def delete_rows(table: str, request: DeleteRequest, *, threads: int | None = Non
         raise TableArgumentError("copies are only verified: got copies without verify. Add --verify, or leave them out")
     uri, run = absolute(table), partial(in_threads, threads=threads)
     _refuse_other_formats(uri)
+    for copy in request.copies:  # before a file changes
+        bind_condition(request.where, snapshot_of(list_table(absolute(copy))).schema)
     target = target_at(uri)
     if request.dry_run:
         found, _, _ = _find(uri, request.where, run)
