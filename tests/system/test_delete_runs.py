@@ -131,6 +131,13 @@ def test_entries_that_cannot_be_read_are_not_passed_over(place: Rewritten) -> No
     done = ended_here("delete", place.table, "--where", "id == 3", "--cache", cache, "--verify")
     assert done.returncode == 1
     assert "left, as it cannot be decided: 1 unreadable" in " ".join(done.stdout.split())
+    done = ended_here("cache", "prune", cache, "--deleted", place.folder)
+    assert done.returncode == 2
+    assert "has no log of a deletion" in " ".join(done.stderr.split())
+    next((place.table / "_deletes").glob("*.json")).write_text("{")
+    done = ended_here("cache", "prune", cache, "--deleted", place.table)
+    assert done.returncode != 0
+    assert "is no log of a deletion" in " ".join(done.stderr.split())
     done = ended_here("cache", "prune", cache, "--deleted", place.table, "--all")
     assert done.returncode == 2
     assert "--deleted names the files by itself" in done.stderr
