@@ -116,6 +116,8 @@ def delete_rows(table: str, request: DeleteRequest, *, threads: int | None = Non
         raise TableArgumentError("copies are only verified: got copies without verify. Add --verify, or leave them out")
     uri, run = absolute(table), partial(in_threads, threads=threads)
     _refuse_other_formats(uri)
+    for copy in request.copies:  # before a file changes
+        bind_condition(request.where, snapshot_of(list_table(absolute(copy))).schema)
     target = target_at(uri)
     if request.dry_run:
         found, _, _ = _find(uri, request.where, run)
@@ -252,7 +254,7 @@ def _replace(target: Target, rows: FileRows) -> WrittenBytes:
             _refuse_changed(target, rows)
             target.claim.delete([path])
             _remove_empty_folders(target, path)
-            return WrittenBytes(copied=0, encoded=0, held=0)
+            return WrittenBytes(copied=0, encoded=0)
         name = hashlib.sha256(fragment.path.encode()).hexdigest()[:16]
         staged = f"{target.stage(_STAGE)}/{name}{PART_SUFFIX}"
         if target.is_local:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from feedline.dataclass import dataclass
-from feedline.errors import CorruptFileError
+from feedline.errors import CorruptFileError, TableArgumentError
 from feedline.warehouse.delete.condition import Condition, text_for_log
 from feedline.warehouse.delete.find_rows import FoundRows
 from feedline.warehouse.optimize.landing import DELETES
@@ -70,11 +70,18 @@ class DeletionLog:
 def logged_files(table: str) -> frozenset[str]:
     """The files, as paths or URIs, of which the logs of a table say that rows of them were to be deleted.
 
-    Raises CorruptFileError for a log that cannot be read: it may name files.
+    Raises TableArgumentError for a table without logs, as a wrong name must not look done, and CorruptFileError for a
+    log that cannot be read: it may name files.
     """
     location = locate(absolute(table))
     files: set[str] = set()
-    for name, document in _logs(location):
+    logs = list(_logs(location))
+    if not logs:
+        raise TableArgumentError(
+            f"{redact(location.uri)} has no log of a deletion: expected a table from which feedline delete took rows. "
+            "Name its folder"
+        )
+    for name, document in logs:
         try:
             files.update(join(redact(location.uri), file["path"]) for file in document["found"]["files"])
         except (KeyError, TypeError):

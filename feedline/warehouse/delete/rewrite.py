@@ -26,7 +26,9 @@ from feedline.warehouse.parquet.dedup_columns import (
     DedupMetadata,
     GroupRuns,
     RowGroupRuns,
+    check_flags,
     dedup_metadata,
+    flag_column,
     keep_rows,
 )
 from feedline.warehouse.parquet.footer import footer_digest
@@ -47,7 +49,7 @@ from feedline.warehouse.parquet.thrift import MalformedError
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
 from feedline.warehouse.reading.fragment import Fragment, unpack_mask
 from feedline.warehouse.reading.sample import Bools
-from feedline.warehouse.storage.faults import explain_errors
+from feedline.warehouse.storage.faults import explain_errors, label
 
 _TRAILER_BYTES = 8
 _MOST_NANOSECONDS = int(np.iinfo(np.int64).max)
@@ -88,12 +90,10 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenBytes:
-    """The bytes of pages: of row groups that were copied, of those that were encoded anew, and what the row groups with
-    deleted rows had."""
+    """The bytes of pages of row groups that were copied, and of those that were encoded anew."""
 
     copied: int
     encoded: int
-    held: int
 
 
 def write_without(rows: FileRows, source: pa.NativeFile, write: Write) -> WrittenBytes:
@@ -107,7 +107,7 @@ def write_without(rows: FileRows, source: pa.NativeFile, write: Write) -> Writte
         copied, encoded = splice(new.sources, new.parts, new.notes, write, like=new.like)
     except MalformedError as error:
         raise CorruptFileError(f"{name} has a corrupt footer: {error}. Restore or delete it") from None
-    return WrittenBytes(copied=copied, encoded=encoded, held=new.held)
+    return WrittenBytes(copied=copied, encoded=encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,12 @@ class _OldFile:
 
 @dataclass(frozen=True, slots=True)
 class _NewFile:
-    """What a new file consists of, as `splice` takes it. held: the bytes of row groups with rows to delete."""
+    """What a new file consists of, as `splice` takes it."""
 
     sources: tuple[Source, Source]
     parts: list[Part]
     notes: dict[bytes, bytes]
     like: int
-    held: int
 
 
 def _encode(old: _OldFile) -> _NewFile:
@@ -164,8 +163,7 @@ def _encode(old: _OldFile) -> _NewFile:
     if HISTORY_KEY in notes:
         notes[HISTORY_KEY] = _history_note(old, notes[HISTORY_KEY]).to_json()
     own = Source(_footer_of(encoded), lambda nbytes, offset: encoded.slice(offset, nbytes).to_pybytes())
-    held = sum(_group_bytes(metadata, group) for group in task.deleted)
-    return _NewFile((Source(old.footer, old.read_at), own), parts, notes, 0 if copies else 1, held)
+    return _NewFile((Source(old.footer, old.read_at), own), parts, notes, 0 if copies else 1)
 
 
 def _tail(fragment: Fragment, source: pa.NativeFile) -> bytes:
@@ -287,13 +285,18 @@ def _bloom_filters(old: _OldFile, leaves: Sequence[str]) -> dict[str, Any]:
 def _kept_tables(
     old: _OldFile, groups: Iterable[int], dedup: DedupMetadata | None, runs: dict[str, dict[int, RowGroupRuns]]
 ) -> Iterable[pa.Table]:
-    """The rows of row groups that stay, as they are stored, one table each; `runs` gets what their flags hold."""
-    names = {} if dedup is None else {name: group.columns for name, group in dedup.groups.items()}
+    """The rows of row groups that stay, as they are stored, one table each; `runs` gets what their flags hold. Raises
+    TableError for flags that are not those of the footer."""
+    stored = {} if dedup is None else dedup.groups
+    names = {name: each.columns for name, each in stored.items()}
     for group in groups:
-        keep = ~old.task.mask(group)
-        table, found = keep_rows(old.parquet.read_row_group(group).cast(old.schema), names, keep)
-        for name, each in found.items():
-            runs.setdefault(name, {})[group] = each
+        whole = old.parquet.read_row_group(group).cast(old.schema)
+        for name, each in stored.items():
+            place = label(old.task.fragment.uri, group)
+            check_flags(whole[flag_column(name)], each.row_groups[group], name, place)
+        table, found = keep_rows(whole, names, ~old.task.mask(group))
+        for name, flags in found.items():
+            runs.setdefault(name, {})[group] = flags
         yield table
 
 
@@ -314,11 +317,6 @@ def _encoded(old: _OldFile, tables: Iterable[pa.Table], options: Mapping[str, An
 def _footer_of(file: pa.Buffer) -> bytes:
     size = int.from_bytes(file.slice(file.size - _TRAILER_BYTES, 4).to_pybytes(), "little")
     return bytes(file.slice(file.size - _TRAILER_BYTES - size, size).to_pybytes())
-
-
-def _group_bytes(metadata: pq.FileMetaData, group: int) -> int:
-    row_group = metadata.row_group(group)
-    return sum(row_group.column(leaf).total_compressed_size for leaf in range(row_group.num_columns))
 
 
 # -- notes ------------------------------------------------------------------------------------------------------------

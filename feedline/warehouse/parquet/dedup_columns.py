@@ -158,8 +158,8 @@ def keep_rows(table: pa.Table, groups: Groups, keep: Bools) -> tuple[pa.Table, d
         arrays |= {name: _only_at(starts, table[name].take(places)) for name in columns}
         arrays[flag_column(group)] = pa.chunked_array([pa.array(starts)])
         runs[group] = RowGroupRuns.of(starts)
-    places = pa.array(rows)
-    kept = [arrays[name] if name in arrays else table[name].take(places) for name in table.schema.names]
+    others = table.filter(pa.array(keep))
+    kept = [arrays[name] if name in arrays else others[name] for name in table.schema.names]
     return pa.Table.from_arrays(kept, schema=table.schema), runs
 
 

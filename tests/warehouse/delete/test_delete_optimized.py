@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from optimized import CLUSTERED, assert_clustered, multiset, rewrite, warehouse
 
 from feedline import Pipeline, Table
+from feedline.errors import TableError
 from feedline.warehouse.optimize.landing import target_at
 from feedline.warehouse.parquet.dedup_columns import RowGroupRuns, dedup_table, flag_column, keep_rows
 from feedline.warehouse.parquet.history_note import NOTE_KEY, HistoryNote
@@ -141,3 +142,20 @@ def test_lists_are_of_the_events_that_stay(tmp_path: Path, where: str, gone: Any
 
 def even(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.equal(pc.bit_wise_and(column, 1), 0)
+
+
+def test_flags_of_another_tool_are_refused(tmp_path: Path) -> None:
+    """The rows of its runs are not known; the file stays as it is."""
+    source = warehouse(tmp_path / "in", days=1, rows=100, files=1)
+    rewrite(source, tmp_path / "out", **CLUSTERED, dedup=GROUPS[:1])
+    [path] = files_below(tmp_path / "out")
+    stored, notes = pq.read_table(path, partitioning=None), pq.read_metadata(path).metadata
+    flags = stored[flag_column("session")].to_numpy().copy()
+    flags[1:] = ~flags[1:]
+    column = stored.schema.get_field_index(flag_column("session"))
+    other = stored.set_column(column, stored.schema.field(column), pa.array(flags)).replace_schema_metadata(notes)
+    pq.write_table(other, path)
+    content = path.read_bytes()
+    with pytest.raises(TableError, match="does not match its metadata"):
+        delete_from(tmp_path / "out", "event == 107")
+    assert path.read_bytes() == content
