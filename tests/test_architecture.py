@@ -57,7 +57,7 @@ INSIDE = {
         {"bad_files"},
         {"selection", "optimize"},
         {"rebase", "dask_frame", "scan", "histories"},
-        {"table"},
+        {"table", "building"},
     ],
     "transforms": [{"values"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],
     "loader": [

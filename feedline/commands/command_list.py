@@ -16,7 +16,7 @@ import typer.core
 RUN, PREPARE, LOOK, OPERATE = "Run", "Prepare", "Look", "Operate"  # the groups of the help
 ORDER = (
     *("run", "transform", "materialize", "rebase"),
-    *("init", "generate", "fit", "optimize", "check", "audit", "snapshot"),
+    *("init", "generate", "fit", "build", "optimize", "check", "audit", "snapshot"),
     *("plan", "head", "schema", "explain", "profile", "usage"),
     *("scheduler", "worker", "jobs", "cache", "certs", "version"),
 )
@@ -43,6 +43,11 @@ ELSEWHERE = {
         PREPARE,
         "feedline.commands.fit",
         "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
+    ),
+    "build": (
+        PREPARE,
+        "feedline.commands.build",
+        "Make a training table of logs: impressions joined with outcomes and features, partition by partition.",
     ),
     "optimize": (
         PREPARE,

@@ -110,8 +110,8 @@ def optimize(
         order=order if order in ("keep", "popular") else _names("--order", order),
         goal=goal,
         row_group_rows=row_group_rows,
-        row_group_bytes=None if row_group_bytes is None else _parse_size("--row-group-bytes", row_group_bytes),
-        file_bytes=_parse_size("--file-bytes", file_bytes),
+        row_group_bytes=None if row_group_bytes is None else parse_size("--row-group-bytes", row_group_bytes),
+        file_bytes=parse_size("--file-bytes", file_bytes),
         small_partitions=small_partitions,
         flatten=flatten or (),
         flatten_coverage=flatten_coverage,
@@ -125,7 +125,7 @@ def optimize(
         settings,
         work_dir=work_dir,
         projection=_projection_columns(projection, table),
-        memory_bytes=None if memory is None else _parse_size("--memory", memory),
+        memory_bytes=None if memory is None else parse_size("--memory", memory),
     )
     report = _run_optimize(run, console, workers=workers, threads=threads or available_cores())
     if as_json:
@@ -203,7 +203,7 @@ def _parse_groups(texts: Sequence[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _parse_size(option: str, text: str) -> int:
+def parse_size(option: str, text: str) -> int:
     try:
         return parse_bytes(int(text) if text.isdigit() else text)
     except PydanticCustomError as error:

@@ -353,19 +353,24 @@ def load_spec(
         document = Document(file=DICT_NAME, value=plain_value(pipeline, DICT_NAME))
         return _read(document, overrides, base_dir)
     file = os.fspath(pipeline)
+    text = read_text(file, "pipeline.yaml")
+    return parse_spec(text, file=file, overrides=overrides, base_dir=posixpath.dirname(file))
+
+
+def read_text(file: str, name: str) -> str:
+    """The text of a YAML file. name: what such a file is called. Raises SpecError where it cannot be read."""
     try:
         with open(file, "rb") as stream:
             content = stream.read(4 * MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SpecError(f"{file}: cannot be read: {reason}. Name an existing pipeline.yaml") from error
+        raise SpecError(f"{file}: cannot be read: {reason}. Name an existing {name}") from error
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         before = content[: error.start]
         position = f"{before.count(10) + 1}:{error.start - (before.rfind(10) + 1) + 1}"
         raise SpecError(f"{file}:{position}: not UTF-8: got the byte 0x{content[error.start]:02x}") from error
-    return parse_spec(text, file=file, overrides=overrides, base_dir=posixpath.dirname(file))
 
 
 def parse_spec(
@@ -421,7 +426,7 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
         spec = PipelineSpec.model_validate(content, context={"base_dir": base_dir})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            _add_problem(detail, document, problems)
+            add_problem(detail, document, problems)
     if spec is not None and spec.cluster.provider is not None and not spec.allow_code:
         problems.add(("cluster", "class"), _CLASS_NEEDS_CODE)
     if spec is not None and spec.dedup and spec.shuffle is not None and spec.shuffle.rows and spec.shuffle.by is None:
@@ -514,28 +519,32 @@ def _unknown_histories(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
             yield (*feature.path, "history"), message
 
 
-def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -> None:
+def add_problem(
+    detail: ErrorDetails, document: Document, problems: Problems, model: type[Section] | None = None
+) -> None:
+    """Add pydantic's error about a document of a model (default: PipelineSpec), in words."""
+    model = model or PipelineSpec
     path, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     path = path[:-1] if path[-1:] == ("[key]",) else path  # pydantic's word for the key of a mapping
-    section = section_at(PipelineSpec, path[:-1]) if path else None
+    section = section_at(model, path[:-1]) if path else None
     fields = keys_of(section) if section else {}
     if kind == "rule":
         problems.add((*path, context["key"]), context["message"])
     elif kind == "missing":
         problems.add(path, f"missing key: expected a value. {fields[str(path[-1])].description}")
     elif kind == "extra_forbidden":
-        problems.add(path, _unknown_key(str(path[-1]), tuple(fields)), key=True)
+        problems.add(path, _unknown_key(str(path[-1]), tuple(fields), model), key=True)
     else:
-        section = section_at(PipelineSpec, path)
+        section = section_at(model, path)
         expectation, remedy = expectation_of(detail, tuple(keys_of(section)) if section else ())
         variable = document.position(path).variable
         got = describe_value(detail["input"]) + (f" from ${{{variable}}}" if variable else "")
         problems.add(path, f"must be {expectation}: got {got}" + (f". {remedy}" if remedy else ""))
 
 
-def _unknown_key(key: str, allowed: tuple[str, ...]) -> str:
+def _unknown_key(key: str, allowed: tuple[str, ...], model: type[Section]) -> str:
     message = unknown_message("key", key, allowed)
-    owners = [name for name in _KEYS if (section := section_at(PipelineSpec, (name,))) and key in keys_of(section)]
+    owners = [name for name in keys_of(model) if (part := section_at(model, (name,))) and key in keys_of(part)]
     if not owners or "Did you mean" in message:
         return message
     return f"{message}. It is a key of {' and of '.join(owners)}"

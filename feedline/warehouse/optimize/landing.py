@@ -70,15 +70,17 @@ class Target:
     def spill(self, slug: str) -> str:
         return self.claim.own("spill", slug).path
 
-    def land(self, folder: str, slug: str, names: Sequence[str], *, alone: bool) -> None:
+    def land(self, folder: str, slug: str, names: Sequence[str], *, alone: bool, beside: Sequence[str] = ()) -> None:
         """Make a partition's files visible, replacing older ones; `names`: in the order of their units.
 
-        `alone`: no other partition lands in its folder, so the folder as a whole can be replaced. Raises TableError
-        where another run has the target by now.
+        `alone`: no other partition lands in its folder, so the folder as a whole can be replaced. `beside`: other files
+        of the stage, which land with them; where files land one by one, before them, and the last one after them.
+        Raises TableError where another run has the target by now.
         """
         self.claim.check()
         stage, final = self.claim.own("stage", slug).path, self.folder(folder)
         moves = [(f"{stage}/{name}", _visible_name(name)) for name in names]
+        moves += [(f"{stage}/{name}", name) for name in beside]
         if self.is_local:
             ready = self.claim.own("ready", slug).path  # without files of attempts that were repeated
             self.make_folder(ready)
@@ -88,8 +90,11 @@ class Target:
                 return
             moves = [(f"{ready}/{name}", name) for _, name in moves]
         visible = [name for _, name in moves]
+        self.claim.delete(f"{final}/{name}" for name in beside[-1:])
         self._delete_files(folder, but=visible if len(visible) == 1 else ())  # a single file is replaced atomically
-        self.claim.move((path, f"{final}/{name}") for path, name in moves)
+        files, others = moves[: len(names)], moves[len(names) :]
+        for part in (others[:-1], files, others[-1:]):
+            self.claim.move((path, f"{final}/{name}") for path, name in part)
         self.remove(stage)
 
     def _replace(self, folder: str, ready: str, *, alone: bool) -> bool:

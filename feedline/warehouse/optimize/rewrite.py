@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.dataclass import dataclass
@@ -123,27 +124,47 @@ def scatter(task: ScatterTask) -> tuple[str, list[int]]:
     path = f"{target.spill(task.slug)}/{task.number:05d}.{secrets.token_hex(4)}.arrow"  # an attempt's own
     table = pa.concat_tables(list(target_rows(recipe, task.fragments)))
     buckets = buckets_of(key_hashes(table, recipe.cluster_by), task.buckets)
-    order = np.argsort(buckets, kind="stable")
-    borders = np.searchsorted(buckets[order], np.arange(task.buckets + 1))
     tables = [table]
     del table
+    with room_for(target.uri):
+        return path, write_buckets(target, path, tables, buckets, task.buckets)
+
+
+def write_buckets(
+    target: Target, path: str, tables: list[pa.Table], buckets: npt.NDArray[np.integer[Any]], count: int
+) -> list[int]:
+    """Write a spill file, a record batch for each bucket, of the one table that `tables` holds, which is emptied.
+
+    buckets: int [rows], each row's, of `count`. Returns the decoded bytes of each.
+    """
+    order = np.argsort(buckets, kind="stable")
+    borders = np.searchsorted(buckets[order], np.arange(count + 1))
     rows = Gatherer(tables)
     sizes = []
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with room_for(target.uri):
-        target.make_folder(path.rpartition("/")[0])
-        sink = target.filesystem.open_output_stream(path) if target.is_local else pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, recipe.target, options=options) as spill:
-            for low, high in pairwise(borders):
-                part = rows.take(order[low:high])
-                sizes.append(part.nbytes)
-                columns = [contiguous(column) for column in part.columns]
-                spill.write_batch(pa.RecordBatch.from_arrays(columns, schema=part.schema))
-        if target.is_local:
-            sink.close()
-        else:
-            upload(target.filesystem, path, sink.getvalue())
-    return path, sizes
+    target.make_folder(path.rpartition("/")[0])
+    sink = target.filesystem.open_output_stream(path) if target.is_local else pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as spill:
+        for low, high in pairwise(borders):
+            part = rows.take(order[low:high])
+            sizes.append(part.nbytes)
+            columns = [contiguous(column) for column in part.columns]
+            spill.write_batch(pa.RecordBatch.from_arrays(columns, schema=part.schema))
+    if target.is_local:
+        sink.close()
+    else:
+        upload(target.filesystem, path, sink.getvalue())
+    return sizes
+
+
+def read_buckets(target: Target, path: str, first: int, stop: int) -> pa.Table:
+    """The rows of the buckets [first, stop) of a spill file."""
+
+    def read() -> pa.Table:
+        with target.filesystem.open_input_file(path) as source:
+            spill = pa.ipc.open_file(source)
+            return pa.Table.from_batches([spill.get_batch(bucket) for bucket in range(first, stop)], spill.schema)
+
+    return with_retries(read, target.filesystem, path)
 
 
 def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Table]:
@@ -216,7 +237,7 @@ def _write_unit(target: Target, task: PartitionTask, unit: Unit) -> list[Written
 
 
 def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWriter) -> None:
-    parts = _read_spills(target, recipe, unit) if unit.spills else target_rows(recipe, unit.fragments)
+    parts = _read_spills(target, unit) if unit.spills else target_rows(recipe, unit.fragments)
     tables = [pa.concat_tables([recipe.target.empty_table(), *parts])]
     keys = dict.fromkeys([*recipe.cluster_by, *recipe.sort_by])
     order = row_order(tables[0].select(list(keys)), recipe.cluster_by, recipe.sort_by)
@@ -225,12 +246,6 @@ def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWr
         writer.write(rows.take(order[start : start + recipe.limits.row_group_rows]))
 
 
-def _read_spills(target: Target, recipe: Recipe, unit: Unit) -> Iterator[pa.Table]:
-    def read(path: str) -> pa.Table:
-        with target.filesystem.open_input_file(path) as source:
-            spill = pa.ipc.open_file(source)
-            buckets = [spill.get_batch(bucket) for bucket in range(unit.first, unit.stop)]
-            return pa.Table.from_batches(buckets, recipe.target)
-
+def _read_spills(target: Target, unit: Unit) -> Iterator[pa.Table]:
     for path in unit.spills:
-        yield with_retries(partial(read, path), target.filesystem, path)
+        yield read_buckets(target, path, unit.first, unit.stop)

@@ -94,38 +94,50 @@ def decoder_name() -> str:
 
 
 def choose(
-    sample: pa.Table, goal: Goal, *, repeated: Collection[str] = (), page_rows: int | None = None
+    sample: pa.Table,
+    goal: Goal,
+    *,
+    repeated: Collection[str] = (),
+    page_rows: int | None = None,
+    timed: bool = True,
 ) -> list[Choice]:
     """Choose the encoding of every leaf of a sample of rows by measurement; leaves in the file's order.
 
     The sample has the target's schema and its rows the target's order. The leaves of one column (a struct, a map) are
     chosen one after the other, each measured with the whole column. repeated: columns that are stored once per run, of
-    which readers get values, not codes. page_rows: of every page (default: as pyarrow's writer ends pages).
+    which readers get values, not codes. page_rows: of every page (default: as pyarrow's writer ends pages). timed:
+    whether decoding is timed; for `size`, which looks at bytes only, it need not be.
     """
+    assert timed or goal == "size"
     choices: list[Choice] = []
     names = sample.schema.names
     for name in track(names, "measuring encodings", [1] * len(names), "columns"):
         column = sample.select([name])
         rows = max(1, int(sample.num_rows * min(1.0, _COLUMN_BYTES / max(column.nbytes, 1))))
-        choices += _choose_column(column.slice(0, rows).combine_chunks(), goal, name not in repeated, page_rows)
+        column = column.slice(0, rows).combine_chunks()
+        choices += _choose_column(column, goal, name not in repeated, page_rows, timed=timed)
     return choices
 
 
-def _choose_column(column: pa.Table, goal: Goal, codes: bool, page_rows: int | None) -> list[Choice]:
+def _choose_column(column: pa.Table, goal: Goal, codes: bool, page_rows: int | None, *, timed: bool) -> list[Choice]:
     paths = leaf_paths(column.schema)
     encodings = {path: Encoding(leaf=path, encoding=DICTIONARY, codec="zstd") for path in paths}
     nullable = pa.schema([_nullable(field) for field in column.schema])
     [field], [values] = nullable, column.columns
     values = values if values.type == field.type else values.cast(field.type)  # pyarrow casts no vectors to themselves
     defaults = _measure(
-        pa.Table.from_arrays([values], schema=nullable), list(encodings.values()), _REPEATS, codes, usual=True
+        pa.Table.from_arrays([values], schema=nullable),
+        list(encodings.values()),
+        _REPEATS if timed else 0,
+        codes,
+        usual=True,
     )
     choices = []
     for path, physical in paths.items():
         candidates = _BY_PHYSICAL[physical] if defaults[path].values else _BY_PHYSICAL[physical][:1]
         if page_rows and not pa.types.is_nested(field.type) and len(values.unique()) > page_rows:
             candidates = tuple(one for one in candidates if one != DICTIONARY)
-        best = _best(column, encodings, path, candidates, goal, codes, page_rows)
+        best = _best(column, encodings, path, candidates, goal, codes, page_rows, timed=timed)
         encodings[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
         choices.append(Choice(chosen=best, default=defaults[path]))
     return choices
@@ -139,12 +151,14 @@ def _best(
     goal: Goal,
     codes: bool,
     page_rows: int | None,
+    *,
+    timed: bool,
 ) -> EncodingCost:
     """The best candidate for one leaf, with the current encodings of the other leaves."""
 
     def trial(encoding: str, codec: str, repeats: int) -> EncodingCost:
         trials = {**encodings, path: Encoding(leaf=path, encoding=encoding, codec=codec)}
-        return _measure(column, list(trials.values()), repeats, codes, page_rows=page_rows)[path]
+        return _measure(column, list(trials.values()), repeats if timed else 0, codes, page_rows=page_rows)[path]
 
     first = "zstd" if goal == "size" else "lz4"
     repeats = 1 if goal == "size" else _REPEATS
@@ -158,7 +172,8 @@ def _best(
         costs.sort(key=lambda one: cost(one, goal))
     near = [one for one in costs[1:] if _MARGIN[goal] * cost(one, goal) <= cost(costs[0], goal)]
     finalists = [costs[0], *sorted(near, key=_simplicity)[:_FINALISTS]]
-    finalists = sorted((trial(one.encoding, one.codec, _REPEATS_LATER) for one in finalists), key=_simplicity)
+    again = (trial(one.encoding, one.codec, _REPEATS_LATER) for one in finalists) if timed else finalists
+    finalists = sorted(again, key=_simplicity)
     best = finalists[0]
     for one in finalists[1:]:
         if cost(one, goal) < _MARGIN[goal] * cost(best, goal):
@@ -169,6 +184,8 @@ def _best(
 def cost(one: EncodingCost, goal: Goal) -> float:
     """The cost in ns per value: decoding, fetching at the goal's bandwidth, and what an op costs more on values."""
     # 3 ns to decode and 2 bytes a value, for `decode` -> 3 + 2 * 0.5 = 4 ns
+    if goal == "size":  # the same choice in every run, whatever was measured
+        return NS_PER_BYTE[goal] * one.bytes / max(one.values, 1)
     return one.ns_per_value + one.op_ns + NS_PER_BYTE[goal] * one.bytes / max(one.values, 1)
 
 
@@ -187,7 +204,8 @@ def _measure(
     page_rows: int | None = None,
     usual: bool = False,
 ) -> dict[str, EncodingCost]:
-    """Write the column and read it back; per leaf its bytes, and the whole column's time per value of that leaf."""
+    """Write the column and read it back `repeats` times (0: not at all); per leaf its bytes, and the whole column's
+    time per value of that leaf."""
     sink, options = pa.BufferOutputStream(), writer_options(encodings, page_rows)
     if usual:
         options["dictionary_pagesize_limit"] = _USUAL_DICTIONARY_BYTES
@@ -197,7 +215,7 @@ def _measure(
     metadata = pq.read_metadata(pa.BufferReader(buffer))
     seconds, op_ns, sizes = 0.0, 0.0, [(0, 0)] * len(encodings)  # values and bytes of each chunk
     if metadata.num_row_groups:
-        seconds, op_ns = _decode(buffer, metadata, repeats, codes)
+        seconds, op_ns = _decode(buffer, metadata, repeats, codes) if repeats else (0.0, 0.0)
         chunks = [metadata.row_group(0).column(index) for index in range(metadata.num_columns)]
         sizes = [(chunk.num_values, chunk.total_compressed_size) for chunk in chunks]
     return {

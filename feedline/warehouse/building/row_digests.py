@@ -1,0 +1,84 @@
+"""Digest whole rows of any types to 64 bits: which rows of a log are equal, and an order of those that are not.
+
+Pure. The digest does not depend on files, chunks or the width of offsets:
+
+    row         = key_hashes over one word per column
+    word        of a list: its length + the sum over i of mix(word_i + (i + 1) * GOLDEN); of a struct: the key hash of
+                its fields' words; of a value: its key hash; NULL for a null
+
+Rows of a log are compared only where their key and time are equal, so that 64 bits suffice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from feedline.hashing import GOLDEN, Words, mix
+from feedline.warehouse.parquet.key_hashes import key_hashes
+from feedline.warehouse.parquet.schemas import is_list
+from feedline.warehouse.snapshot.column_facts import contiguous
+
+_NULL = np.uint64(0x6C6C756E)
+
+
+def row_digests(table: pa.Table) -> Words:
+    """uint64 [rows]: the digest of each row over all columns."""
+    digests = np.zeros(table.num_rows, np.uint64)
+    for column in table.columns:
+        _add(digests, _words(contiguous(column)))
+    return digests
+
+
+def _words(array: pa.Array) -> Words:
+    kind = array.type
+    if pat.is_dictionary(kind):
+        return _words(array.cast(kind.value_type))
+    if pat.is_struct(kind):
+        words = np.zeros(len(array), np.uint64)
+        for index in range(kind.num_fields):
+            _add(words, _words(pa.StructArray.field(array, index)))
+    elif pat.is_map(kind):
+        words = _of_elements(np.asarray(array.offsets).astype(np.int64), _entries(array))
+    elif pat.is_fixed_size_list(kind):
+        words = _of_elements(np.arange(len(array) + 1) * kind.list_size, _words(_values_of_fixed(array)))
+    elif is_list(kind):
+        offsets = np.asarray(array.offsets).astype(np.int64)
+        words = _of_elements(offsets - offsets[0], _words(array.values.slice(offsets[0], offsets[-1] - offsets[0])))
+    elif pat.is_null(kind):
+        words = np.zeros(len(array), np.uint64)
+    else:
+        words = key_hashes(pa.table({"value": array}), ["value"])
+    if array.null_count:
+        words[array.is_null().to_numpy(zero_copy_only=False)] = _NULL
+    return words
+
+
+def _of_elements(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], elements: Words) -> Words:
+    """The words of lists, of their elements' from the first on."""
+    lengths = np.diff(offsets)
+    # offsets [0, 2, 5] -> places [1, 2, 1, 2, 3]
+    places = np.arange(len(elements), dtype=np.int64) - np.repeat(offsets[:-1], lengths) + 1
+    terms = elements + places.astype(np.uint64) * np.uint64(GOLDEN)
+    mix(terms, np.empty_like(terms))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms)])  # modulo 2**64, so that differences are exact
+    words: Words = lengths.astype(np.uint64) + sums[offsets[1:]] - sums[offsets[:-1]]
+    return words
+
+
+def _entries(array: pa.MapArray) -> Words:
+    words = _words(array.keys)
+    _add(words, _words(array.items))
+    return words
+
+
+def _values_of_fixed(array: pa.FixedSizeListArray) -> pa.Array:
+    size = array.type.list_size
+    return array.values.slice(array.offset * size, len(array) * size)
+
+
+def _add(digests: Words, words: Words) -> None:
+    digests += words
+    digests += np.uint64(GOLDEN)
+    mix(digests, np.empty_like(digests))
