@@ -16,6 +16,7 @@ from feedline.config.build_spec import BuildSpec, load_build_spec
 
 DAY_S = 86_400
 FIRST_S = 20_454 * DAY_S  # 2026-01-01
+END_NS = (FIRST_S + 365 * DAY_S) * 10**9
 
 SAMPLES = """
 version: 1

@@ -38,6 +38,8 @@ def row_digests(table: pa.Table) -> Words:
 
 def _words(array: pa.Array) -> Words:
     kind = array.type
+    if not len(array):
+        return np.zeros(0, np.uint64)
     if pat.is_dictionary(kind):
         return _words(array.cast(kind.value_type))
     if pat.is_struct(kind):
@@ -46,7 +48,10 @@ def _words(array: pa.Array) -> Words:
             _add(words, _words(pa.StructArray.field(array, index)))
     elif pat.is_map(kind):
         offsets = np.asarray(array.offsets).astype(np.int64)
-        words = _of_elements(offsets - offsets[0], _entries(array, int(offsets[0]), int(offsets[-1] - offsets[0])))
+        held = (part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (array.keys, array.items))
+        keys, items = map(_words, held)
+        _add(keys, items)
+        words = _of_elements(offsets - offsets[0], keys)
     elif pat.is_fixed_size_list(kind):
         words = _of_elements(np.arange(len(array) + 1) * kind.list_size, _words(_values_of_fixed(array)))
     elif is_list(kind):
@@ -70,12 +75,6 @@ def _of_elements(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], elements: 
     mix(terms, np.empty_like(terms))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms)])  # modulo 2**64, so that differences are exact
     words: Words = lengths.astype(np.uint64) + sums[offsets[1:]] - sums[offsets[:-1]]
-    return words
-
-
-def _entries(array: pa.MapArray, low: int, held: int) -> Words:
-    words = _words(array.keys.slice(low, held))
-    _add(words, _words(array.items.slice(low, held)))
     return words
 
 

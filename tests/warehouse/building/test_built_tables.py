@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_logs import (
     DAY_S,
+    END_NS,
     FIRST_S,
     as_rows,
     drawn_logs,
@@ -39,7 +40,6 @@ NAMES = (
     *("ordered", "paid", "last_note", "age", "hist_0"),
 )
 COUNTED = ("logged", "duplicates", "keyless", "unmatched", "joined")
-END_NS = (FIRST_S + 365 * DAY_S) * 10**9
 ONE = TaskRunner(threads=1, memory_bytes=1 << 30)
 SMALL = TaskRunner(threads=2, memory_bytes=1)  # many buckets, where the least is lowered
 
