@@ -54,15 +54,12 @@ def attribute(
 ) -> Attribution:
     """Find the touches of outcomes. touches: keys, `time`, `row` (< 0: of another partition) and the columns `order`;
     outcomes: keys and `time`. rule: last, first or all."""
-    codes = touches.select(keys).unique().with_row_index("code")
-    coded = touches.join(codes, on=list(keys), how="left", maintain_order="left")
-    coded = coded.sort("code", TIME, *order, ROW)
+    codes = outcomes.select(keys).unique().with_row_index("code")
+    coded = touches.join(codes, on=list(keys), how="inner").sort("code", TIME, *order, ROW)  # few have outcomes
     code, times, row = (coded[name].to_numpy().astype(np.int64) for name in ("code", TIME, ROW))
-    starts = np.searchsorted(code, np.arange(codes.height + 1))
-    found = outcomes.select(keys).join(codes, on=list(keys), how="left", maintain_order="left")["code"]
-    has_key = found.is_not_null().to_numpy()
-    of = found.fill_null(0).to_numpy().astype(np.int64)
-    first, stop = (np.where(has_key, starts[of + side] if codes.height else 0, 0) for side in (0, 1))
+    starts = np.searchsorted(code, np.arange(codes.height + 1)).astype(np.int64)
+    of = outcomes.select(keys).join(codes, on=list(keys), how="left", maintain_order="left")["code"].to_numpy()
+    first, stop = starts[of], starts[of + 1]
     at = outcomes[TIME].to_numpy()
     end = bisect(times, first, stop, at)  # the first touch that is not before the outcome
     begin = bisect(times, first, end, at - within)

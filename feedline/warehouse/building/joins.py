@@ -53,6 +53,7 @@ from feedline.warehouse.storage.claim import Claim
 Int64s = NDArray[np.int64]
 
 TASK_BITS = 32
+_AGAIN = "again"  # whether a row may be one impression with another one
 ELSEWHERE = -1  # the row of a touch of another partition
 
 
@@ -219,16 +220,15 @@ def find_rows(task: FindTask) -> FoundRows:
     job, design = task.job, task.job.design
     target = Target(job.claim)
     identity = [KEY + name for name, _ in design.identity]
-    frame = _read_all(target, task.spills, task.bucket)
-    own = frame.filter(pl.col(ROW) >= 0).sort([*identity, TIME, DIGEST, ROW])
-    number = own.select(pl.struct(identity).rle_id() if identity else pl.lit(0)).to_series().to_numpy()
-    first = np.flatnonzero(np.diff(number, prepend=-1))
-    place = own[ROW].to_numpy()
-    kept = place[first][number] if own.height else place
-    whole = own.select(pl.struct([*identity, TIME, DIGEST]).rle_id()).to_series()
-    distinct = int(whole[-1]) + 1 if own.height else 0  # equal ones are neighbours
-    touches = pl.concat([own.with_columns(pl.Series(ROW, kept)), frame.filter(pl.col(ROW) < 0)])
-    rows = own[first]
+    table = _read_tables(target, task.spills, task.bucket)
+    hashes = pl.Series(key_hashes(table, identity))
+    frame = _framed(table).with_columns((hashes.is_duplicated() & (pl.Series(table[ROW]) >= 0)).alias(_AGAIN))
+    del table
+    again = frame.filter(pl.col(_AGAIN)).drop(_AGAIN)
+    once = frame.filter(~pl.col(_AGAIN)).drop(_AGAIN)  # other partitions' among them
+    kept, first, distinct = _representatives(again, identity)
+    touches = pl.concat([again.with_columns(pl.Series(ROW, kept)), once])
+    rows = pl.concat([again[first], once.filter(pl.col(ROW) >= 0)])
     with room_for(target.uri):
         start, stop = job.bounds
         paths = []
@@ -249,9 +249,21 @@ def find_rows(task: FindTask) -> FoundRows:
         touches=tuple(paths),
         seekers=tuple(seekers),
         count=rows.height,
-        duplicates=own.height - distinct,
-        conflicting=distinct - rows.height,
+        duplicates=again.height - distinct,
+        conflicting=distinct - len(first),
     )
+
+
+def _representatives(again: pl.DataFrame, identity: Sequence[str]) -> tuple[Int64s, Int64s, int]:
+    """Of rows of which some are one impression: int64 [rows], the row that each stands for; the indices of these; and
+    how many rows there would be without those that equal another one."""
+    order = again.select(pl.arg_sort_by([*identity, TIME, DIGEST, ROW])).to_series().to_numpy().astype(np.int64)
+    own = again[order]
+    number = own.select(pl.struct(identity).rle_id()).to_series().to_numpy().astype(np.int64)
+    first = np.flatnonzero(np.diff(number, prepend=-1))
+    kept = np.empty(again.height, np.int64)
+    kept[order] = own[ROW].to_numpy()[first][number] if again.height else own[ROW].to_numpy()
+    return kept, order[first], own.select([*identity, TIME, DIGEST]).n_unique() if again.height else 0
 
 
 def join_outcomes(task: JoinTask) -> Joined:
@@ -289,7 +301,7 @@ def join_features(task: JoinTask) -> Joined:
     target = Target(job.claim)
     keys = [KEY + name for name, _ in table.keys]
     seekers = _read_all(target, task.impressions, task.bucket)
-    stored = pa.concat_tables([read_buckets(target, path, task.bucket, task.bucket + 1) for path in task.others])
+    stored = _read_tables(target, task.others, task.bucket)
     known = pl.DataFrame({name: pl.Series(pl.from_arrow(stored[name])) for name in [*keys, TIME, DIGEST]})
     index = latest_before(seekers, known, keys, within=table.within)
     found = np.flatnonzero(index >= 0)
@@ -350,11 +362,18 @@ def _to_tasks(job: PartitionJob, target: Target, table: pa.Table, path: str) -> 
     write_buckets(target, path, [table], row >> TASK_BITS, job.tasks)
 
 
-def _read_all(target: Target, paths: Sequence[str], bucket: int) -> pl.DataFrame:
-    table = pa.concat_tables([read_buckets(target, path, bucket, bucket + 1) for path in paths])
+def _read_tables(target: Target, paths: Sequence[str], bucket: int) -> pa.Table:
+    return pa.concat_tables([read_buckets(target, path, bucket, bucket + 1) for path in paths])
+
+
+def _framed(table: pa.Table) -> pl.DataFrame:
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     return frame
+
+
+def _read_all(target: Target, paths: Sequence[str], bucket: int) -> pl.DataFrame:
+    return _framed(_read_tables(target, paths, bucket))
 
 
 def _is_own(frame: pl.DataFrame, start: int, stop: int) -> NDArray[np.bool_]:

@@ -74,9 +74,9 @@ def make_rows(task: RowsTask) -> MadeRows:
     kept = np.sort(np.concatenate(places))
     where = np.full(table.num_rows, -1, np.int64)
     where[kept] = np.arange(len(kept))
-    columns = {name: contiguous(table[name]) for name in table.schema.names}
     if len(kept) < table.num_rows:
-        columns = {name: column.take(pa.array(kept)) for name, column in columns.items()}
+        table = table.take(pa.array(kept))
+    columns = {name: contiguous(table[name]) for name in table.schema.names}
     del table
     for outcome, paths in zip(design.outcomes, task.labels, strict=True):
         columns |= _labels(target, task.number, paths, where, len(kept), outcome.label_fields())
