@@ -35,7 +35,7 @@ from feedline.warehouse.storage.parallel import Map
 
 Int64s = NDArray[np.int64]
 
-_TASK_BYTES, _TASK_ROWS, _TASK_GROUPS = 48 << 20, 1 << 20, 64  # stored bytes and rows of a task that reads
+_TASK_BYTES, _TASK_ROWS, _TASK_GROUPS = 48 << 20, 1 << 18, 64  # stored bytes and rows of a task that reads
 _FEW_PERIODS = 2  # of which footers know both: the least and the greatest time are in one each
 
 

@@ -21,13 +21,18 @@ from feedline.warehouse.parquet.schemas import is_list
 from feedline.warehouse.snapshot.column_facts import contiguous
 
 _NULL = np.uint64(0x6C6C756E)
+_RUN_ROWS = 8192  # of lists: the words of their elements take 40 times the bytes that a digest does, and half the time
 
 
 def row_digests(table: pa.Table) -> Words:
     """uint64 [rows]: the digest of each row over all columns."""
     digests = np.zeros(table.num_rows, np.uint64)
     for column in table.columns:
-        _add(digests, _words(contiguous(column)))
+        array = contiguous(column)
+        size = _RUN_ROWS if pat.is_nested(array.type) else max(1, len(array))
+        for first in range(0, len(array), size):
+            run = array.slice(first, size)
+            _add(digests[first : first + len(run)], _words(run))
     return digests
 
 

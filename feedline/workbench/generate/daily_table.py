@@ -5,7 +5,7 @@ Runs in the process of the command and in the generator's Dask tasks. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 
 import pyarrow as pa
@@ -77,6 +77,15 @@ class DailyTable:
 
     def _before(self, day: int) -> int:
         return self.rows * day // self.days
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedFile:
+    """One file of a generated table: its path below the table's folder, and its rows."""
+
+    target: str
+    schema: pa.Schema
+    row_groups: Iterator[pa.Table]
 
 
 def check_ranges(

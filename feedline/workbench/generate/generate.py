@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,16 +27,20 @@ from feedline.progress import report_progress
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.locations import absolute, join, redact
 from feedline.workbench.generate.clicks import ClickFile, ClickRecipe
+from feedline.workbench.generate.daily_table import GeneratedFile
 from feedline.workbench.generate.listens import ListenFile, ListenRecipe, events_before
+from feedline.workbench.generate.logs import LOG_COUNTS, LOG_TABLES, LogPart, LogRecipe
 
 # --------------------------------------------------------------------------------------------------------------------
-# Generate a table of any size: `generate_clicks` writes the rows of `clicks`, `generate_listens` those of `listens`, as
-# Hive-partitioned Parquet. Files are `ds=YYYY-MM-DD/part-00000.parquet`, each written by one Dask task, in threads of
-# the caller's process unless a Dask client is active; the caller's process moves them into place when all are written.
-# Repeatable: the same recipe gives the same bytes, with any number of workers. Bounded: a file has at most `part_rows`
-# rows; a task of clicks holds its sessions' distinct values and one row group, one of listens its file's rows.
+# Generate tables of any size: `generate_clicks` writes the rows of `clicks`, `generate_listens` those of `listens`,
+# `generate_logs` the four tables of `logs`, as Hive-partitioned Parquet. Files are `ds=YYYY-MM-DD/part-00000.parquet`,
+# each written by one Dask task (of logs: several by one), in threads of the caller's process unless a Dask client is
+# active; the caller's process moves them into place when all are written. Repeatable: the same recipe gives the same
+# bytes, with any number of workers. Bounded: a file has at most `part_rows` rows; a task of clicks holds its sessions'
+# distinct values and one row group, one of listens its file's rows, one of logs all that follows from its impressions.
 
 _HIDDEN = "_generating"
+Recipe = ClickRecipe | ListenRecipe | LogRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,21 @@ class ListensReport(GeneratedTable):
     likes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsReport(GeneratedTable):
+    """Generated logs: `rows` is the number of `impressions` without copies, `logged` the rows written of each table.
+
+    `late`, `duplicates` and `orphans`: how many of all rows written are.
+    """
+
+    logged: Mapping[str, int]
+    sessions: int
+    requests: int
+    late: int
+    duplicates: int
+    orphans: int
+
+
 def generate_clicks(
     uri: str, recipe: ClickRecipe, *, overwrite: bool = False, threads: int | None = None
 ) -> GenerationReport:
@@ -90,30 +109,43 @@ def generate_listens(
     return ListensReport(**facts, users=int(users), listens=listens, likes=likes)
 
 
+def generate_logs(uri: str, recipe: LogRecipe, *, overwrite: bool = False, threads: int | None = None) -> LogsReport:
+    """Write the tables `impressions`, `clicks`, `orders` and `users` below `uri`; see `generate_clicks`.
+
+    `overwrite` empties a folder that holds only these tables, with only `ds=` partitions in them.
+    """
+    facts, counts = _generate_table(uri, recipe, overwrite=overwrite, threads=threads)
+    found: dict[str, Any] = dict(zip(LOG_COUNTS, counts, strict=True))
+    return LogsReport(**facts, logged={table: found.pop(table) for table in LOG_TABLES}, **found)
+
+
 def _generate_table(
-    uri: str, recipe: ClickRecipe | ListenRecipe, *, overwrite: bool, threads: int | None
-) -> tuple[dict[str, Any], tuple[int, int]]:
-    """Write a table; return the values of its GeneratedTable, and the sums of the counts of its files."""
+    uri: str, recipe: Recipe, *, overwrite: bool, threads: int | None
+) -> tuple[dict[str, Any], list[int]]:
+    """Write a table; return the values of its GeneratedTable, and the sums of the counts of its tasks."""
     if threads is not None and threads < 1:
         raise SpecError(f"threads are out of range: got {threads}, expected at least 1.")
     filesystem, root = _open_target(uri)
-    earlier = _replaceable(filesystem, root, uri, overwrite=overwrite)
+    tables = LOG_TABLES if isinstance(recipe, LogRecipe) else ()
+    earlier = _replaceable(filesystem, root, uri, tables, overwrite=overwrite)
     claim = Claim(uri=absolute(uri), hidden=_HIDDEN, file="generate", name=redact(uri))
     claim.take()
     try:
         for entry in earlier:
             filesystem.delete_dir(entry.path)
-        write = delayed(_write_file, pure=False)
+        write = delayed(_write_files, pure=False)
         tasks = [write(claim, recipe, day, number) for day in range(recipe.days) for number in range(recipe.parts(day))]
         options: dict[str, Any] = {} if threads is None else {"scheduler": "threads", "num_workers": threads}
         with _FilesWritten(len(tasks)):
             written = compute(*tasks, **options)
-        claim.move((path, join(claim.location.path, target)) for path, target, *_ in written)
+        files = [file for of_task, _ in written for file in of_task]
+        claim.move((file.path, join(claim.location.path, file.target)) for file in files)
     finally:
         claim.release()
-    groups, size, first, second = (sum(file[place] for file in written) for place in range(2, 6))
-    facts = {"rows": recipe.rows, "days": recipe.days, "files": len(tasks), "row_groups": groups, "bytes": size}
-    return {"uri": uri, **facts}, (first, second)
+    counts = [sum(of_tasks) for of_tasks in zip(*(counts for _, counts in written), strict=True)]
+    groups, size = sum(file.row_groups for file in files), sum(file.bytes for file in files)
+    facts = {"rows": recipe.rows, "days": recipe.days, "files": len(files), "row_groups": groups, "bytes": size}
+    return {"uri": uri, **facts}, counts
 
 
 class _FilesWritten(Callback):
@@ -127,22 +159,44 @@ class _FilesWritten(Callback):
         report_progress("writing", self._done, self._files, "files")
 
 
-def _write_file(
-    claim: Claim, recipe: ClickRecipe | ListenRecipe, day: int, number: int
-) -> tuple[str, str, int, int, int, int]:
-    """Write one file, in a Dask task; return its path, that below the table, row groups, bytes and its two counts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WrittenFile:
+    """A file in the run's own folder, and where it belongs below the table's."""
+
+    path: str
+    target: str
+    row_groups: int
+    bytes: int
+
+
+def _write_files(claim: Claim, recipe: Recipe, day: int, number: int) -> tuple[list[_WrittenFile], tuple[int, ...]]:
+    """Write the files of a part of a day, in a Dask task; return them and its counts."""
     claim.check()
     folder = claim.own(secrets.token_hex(4))  # an attempt's own
-    path, filesystem = join(folder.path, f"{day}-{number}"), folder.filesystem
-    filesystem.create_dir(folder.path, recursive=True)
+    folder.filesystem.create_dir(folder.path, recursive=True)
+    files, counts = _part(recipe, day, number)
+    written: list[_WrittenFile] = []
+    for file in files:
+        path, groups = join(folder.path, f"{day}-{number}-{len(written)}"), 0
+        with pq.ParquetWriter(
+            path, file.schema, filesystem=folder.filesystem, compression=recipe.compression
+        ) as writer:
+            for table in file.row_groups:
+                writer.write_table(table, row_group_size=recipe.row_group_rows)
+                groups += 1
+        size = int(folder.filesystem.get_file_info(path).size)
+        written.append(_WrittenFile(path=path, target=file.target, row_groups=groups, bytes=size))
+    return written, counts()
+
+
+def _part(recipe: Recipe, day: int, number: int) -> tuple[Iterable[GeneratedFile], Callable[[], tuple[int, ...]]]:
+    """The files of a part, and a function that returns its counts once their row groups are generated."""
+    if isinstance(recipe, LogRecipe):
+        part = LogPart(recipe, day, number)
+        return part.files(), part.counts
     rows = ClickFile(recipe, day, number) if isinstance(recipe, ClickRecipe) else ListenFile(recipe, day, number)
-    groups = 0
-    with pq.ParquetWriter(path, recipe.schema(), filesystem=filesystem, compression=recipe.compression) as writer:
-        for table in rows.row_groups():
-            writer.write_table(table, row_group_size=recipe.row_group_rows)
-            groups += 1
     target = f"{recipe.partition(day)}/part-{number:05d}.parquet"
-    return path, target, groups, int(filesystem.get_file_info(path).size), *rows.counts()
+    return [GeneratedFile(target, recipe.schema(), rows.row_groups())], rows.counts
 
 
 def clicks_pipeline(
@@ -193,8 +247,10 @@ def _open_target(uri: str) -> tuple[pafs.FileSystem, str]:
     return filesystem, root.rstrip("/")
 
 
-def _replaceable(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite: bool) -> list[pafs.FileInfo]:
-    """What the target holds of an earlier run. Raises TableArgumentError for anything else."""
+def _replaceable(
+    filesystem: pafs.FileSystem, root: str, uri: str, tables: Collection[str], *, overwrite: bool
+) -> list[pafs.FileInfo]:
+    """What the target, or each of the `tables` in it, holds of an earlier run. Raises TableArgumentError otherwise."""
     kind = filesystem.get_file_info(root).type
     if kind == pafs.FileType.File:
         raise TableArgumentError(f"The table's location is a file: got {uri}, expected an empty or missing folder.")
@@ -204,12 +260,20 @@ def _replaceable(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite:
             f"The table's location is not empty: {uri} holds {len(entries)} entries. Choose another, or overwrite it."
         )
     entries = [entry for entry in entries if entry.base_name != _HIDDEN]
-    foreign = [entry.base_name for entry in entries if not entry.base_name.startswith("ds=")]
-    if foreign:
-        raise TableArgumentError(
-            f"{uri} is not overwritten: it holds {foreign[0]!r}, which is no ds= partition. Remove it first."
-        )
+    partitions = entries
+    if tables:
+        _refuse(uri, entries, lambda name: name in tables, f"none of {', '.join(tables)}")
+        partitions = [each for entry in entries for each in filesystem.get_file_info(pafs.FileSelector(entry.path))]
+    _refuse(uri, partitions, lambda name: name.startswith("ds="), "no ds= partition")
     return entries
+
+
+def _refuse(uri: str, entries: Sequence[pafs.FileInfo], is_ours: Callable[[str], bool], what: str) -> None:
+    for entry in entries:
+        if not is_ours(entry.base_name) or entry.type != pafs.FileType.Directory:
+            raise TableArgumentError(
+                f"{uri} is not overwritten: it holds {entry.base_name!r}, which is {what}. Remove it first."
+            )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -289,4 +353,44 @@ def listens(
     print(
         f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.users:,} users, "
         f"{report.listens:,} listens, {report.likes:,} likes: {report.uri}"
+    )
+
+
+@generate.command()
+def logs(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="A folder or URI, for four tables.")],
+    rows: Annotated[int, typer.Option(help="Total impressions, copies not counted.")] = 1_000_000,
+    days: Annotated[int, typer.Option(help="Partitions ds=YYYY-MM-DD, the days on which rows arrive.")] = 4,
+    sessions_mean: Annotated[float, typer.Option(help="Mean impressions of a session.")] = 16.5,
+    requests_mean: Annotated[float, typer.Option(help="Mean impressions of a request.")] = 5.5,
+    users: Annotated[int | None, typer.Option(help="Users (default: one per 66 impressions).")] = None,
+    items: Annotated[int | None, typer.Option(help="Items (default: 20 times the root of the impressions).")] = None,
+    late: Annotated[float, typer.Option(help="Share of rows that arrive a day or two late.")] = 0.01,
+    duplicates: Annotated[float, typer.Option(help="Share of rows that are written twice.")] = 0.005,
+    orphans: Annotated[float, typer.Option(help="Share of clicks and orders without an impression.")] = 0.01,
+    row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same bytes.")] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace existing tables.")] = False,
+) -> None:
+    """Write logs of impressions, clicks, orders and users, with events that are late, double or orphaned."""
+    recipe = LogRecipe(
+        rows=rows,
+        days=days,
+        sessions_mean=sessions_mean,
+        requests_mean=requests_mean,
+        users=users,
+        items=items,
+        late=late,
+        duplicates=duplicates,
+        orphans=orphans,
+        row_group_rows=row_group_rows,
+        seed=seed,
+    )
+    with ProgressLine():
+        report = generate_logs(directory, recipe, overwrite=overwrite)
+    logged = ", ".join(f"{count:,} {table}" for table, count in report.logged.items())
+    print(
+        f"{logged} in {report.files} files, {report.bytes:,} bytes; {report.sessions:,} sessions, "
+        f"{report.requests:,} requests; {report.late:,} rows late, {report.duplicates:,} double, "
+        f"{report.orphans:,} orphaned: {report.uri}"
     )

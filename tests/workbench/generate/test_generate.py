@@ -121,7 +121,7 @@ def test_a_failing_part_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_task_of_a_replaced_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first run writes, another one replaces it, and ends."""
-    part, first = generating._write_file, []
+    part, first = generating._write_files, []
 
     def overtaken(*arguments: Any) -> Any:
         if not first:
@@ -129,7 +129,7 @@ def test_a_task_of_a_replaced_run_changes_nothing(tmp_path: Path, monkeypatch: p
             generate(tmp_path / "t", rows=70, days=1, overwrite=True)
         return part(*arguments)
 
-    monkeypatch.setattr(generating, "_write_file", overtaken)
+    monkeypatch.setattr(generating, "_write_files", overtaken)
     with pytest.raises(TableError, match="is no longer this run's: got none, expected the claim of"):
         generate(tmp_path / "t", rows=50, days=1)
     assert read(tmp_path / "t").num_rows == 70
