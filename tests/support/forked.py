@@ -15,6 +15,7 @@ import pytest
 PRELOADED = [
     "cache_entries",
     "collection_reader",
+    "interrupted_build",
     "killed_build",
     "killed_optimize",
 ]  # one server serves all tests of a process
