@@ -209,8 +209,9 @@ class BuildSpec(Section, defer_build=False):
 
     @property
     def digest(self) -> str:
-        """Of what decides the rows of a partition: all but where tables are, and what happens to late events."""
-        content = json.loads(self.model_dump_json(exclude={"lateness", "late"}))
+        """Of what decides the rows of a partition: all but where tables are, and what happens to late events; of keys
+        that are not the default."""
+        content = json.loads(self.model_dump_json(exclude={"lateness", "late"}, exclude_defaults=True))
         for section in (content["impressions"], content["out"], *_sections(content)):
             del section["table"]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
@@ -247,4 +248,4 @@ def _parse_label(name: str, text: str) -> Label:
 
 def _sections(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in ("outcomes", "features"):
-        yield from content[name].values()
+        yield from content.get(name, {}).values()

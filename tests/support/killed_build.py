@@ -20,7 +20,7 @@ from feedline.warehouse.storage.claim import Claim
 EVENTS: dict[str, list[tuple[Any, str]]] = {
     "spill": [(joins, "write_buckets"), (rows, "write_buckets")],
     "file": [(TableWriter, "_write_group"), (TableWriter, "_end_file")],
-    "land": [(partition, "write_file"), (landing.Target, "land"), (landing, "exchange"), (landing.Target, "remove")],
+    "land": [(partition, "upload"), (landing.Target, "land"), (landing, "exchange"), (landing.Target, "remove")],
     "claim": [(Claim, "take"), (Claim, "move"), (Claim, "release"), (build, "put")],
 }
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from feedline.dataclass import dataclass
 from feedline.progress import track
@@ -45,8 +44,8 @@ from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.optimize import TaskRunner, join_buckets
 from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, Unit, read_buckets, rewrite_units
 from feedline.warehouse.parquet.dedup_columns import dedup_table
-from feedline.warehouse.parquet.encodings import choose, decoder_name
-from feedline.warehouse.parquet.writer import Encoding, Limits
+from feedline.warehouse.parquet.encodings import choose
+from feedline.warehouse.parquet.writer import Encoding, Limits, upload
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.parallel import Map
@@ -60,7 +59,7 @@ _LIMITS = Limits(row_group_rows=65_536, row_group_bytes=None, file_bytes=256 << 
 
 # What decides memory: a bucket of a join holds its rows about three times.
 _JOIN_ROW_BYTES = 600
-_LEAST_JOIN_ROWS, _MOST_JOIN_ROWS = 32_768, 2_000_000
+_LEAST_JOIN_ROWS, _MOST_JOIN_ROWS = 32_768, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,13 +114,8 @@ def land(target: Target, folder: str, slug: str, names: Sequence[str], record: R
     """Make a partition visible at once, with its record and, at last, its marker."""
     stage = target.stage(slug)
     for name, content in ((RECORD, record.to_json()), (MARKER, b"")):
-        write_file(target.filesystem, f"{stage}/{name}", content)
+        upload(target.filesystem, f"{stage}/{name}", pa.py_buffer(content))
     target.land(folder, slug, names, alone=True, beside=(RECORD, MARKER))
-
-
-def write_file(filesystem: pafs.FileSystem, path: str, content: bytes) -> None:
-    with filesystem.open_output_stream(path) as sink:
-        sink.write(content)
 
 
 class _Run:
@@ -287,7 +281,7 @@ class _Run:
             history=None,
             keep_small=False,
             settings=self._build.spec,
-            decoder=decoder_name(),
+            decoder="",  # encodings are chosen by size, whatever decodes them
         )
 
     def _encodings(

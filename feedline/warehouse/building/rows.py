@@ -22,7 +22,7 @@ from feedline.warehouse.building.attribution import ROW, VALUE
 from feedline.warehouse.building.design import Design
 from feedline.warehouse.building.joins import TASK_BITS, PartitionJob, read_log
 from feedline.warehouse.building.periods import Window
-from feedline.warehouse.optimize.clustering import buckets_of
+from feedline.warehouse.optimize.clustering import as_list, buckets_of, is_ragged
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.rewrite import read_buckets, write_buckets
 from feedline.warehouse.parquet.key_hashes import key_hashes, series_of
@@ -150,8 +150,15 @@ def _features(
     counts = np.diff(np.asarray(lists.offsets))
     index = np.full(rows, -1, np.int64)
     index[where[_places(pa.chunked_array([lists.flatten()]))]] = np.repeat(np.arange(len(counts)), counts)
+    return {name: _taken(contiguous(found[VALUE + name]), index) for name in names}
+
+
+def _taken(column: pa.Array, index: Int64s) -> pa.Array:
+    """The values at some indices; null where an index is below 0."""
     take = pa.array(index, mask=index < 0)
-    return {name: contiguous(found[VALUE + name]).take(take) for name in names}
+    if not is_ragged(column.type):
+        return column.take(take)
+    return as_list(series_of(column).gather(series_of(take)), column.type)
 
 
 def _sampled(design: Design, columns: Mapping[str, pa.Array]) -> tuple[pa.Table, int]:

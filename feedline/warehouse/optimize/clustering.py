@@ -65,7 +65,7 @@ class Gatherer:
         while table.num_columns:
             column = contiguous(table.column(0))
             table = table.remove_column(0)
-            self._columns.append(series_of(column) if _is_ragged(column.type) else column)
+            self._columns.append(series_of(column) if is_ragged(column.type) else column)
         pa.default_memory_pool().release_unused()  # decoding leaves about as much again
 
     def take(self, indices: Int64s) -> pa.Table:
@@ -88,7 +88,8 @@ def as_list(series: pl.Series, kind: pa.DataType) -> pa.Array:
     return list_class.from_arrays(offsets, values, type=kind, mask=mask)
 
 
-def _is_ragged(kind: pa.DataType) -> bool:
+def is_ragged(kind: pa.DataType) -> bool:
+    """Whether a column is lists of numbers, which Polars gathers faster than Arrow."""
     if not is_list(kind):
         return False
     item = kind.value_type

@@ -137,6 +137,8 @@ def write_buckets(
 
     buckets: int [rows], each row's, of `count`. Returns the decoded bytes of each.
     """
+    if count <= np.iinfo(np.uint16).max:
+        buckets = buckets.astype(np.uint16)  # which numpy sorts by radix
     order = np.argsort(buckets, kind="stable")
     borders = np.searchsorted(buckets[order], np.arange(count + 1))
     rows = Gatherer(tables)

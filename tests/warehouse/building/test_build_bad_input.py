@@ -142,7 +142,7 @@ def test_a_disk_that_refuses_in_the_middle_leaves_what_the_next_run_finishes(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("feedline.warehouse.building.partition.write_file", refuse)
+        patch.setattr("feedline.warehouse.building.partition.upload", refuse)
         with pytest.raises(TableError, match=message):
             made(spec)
     assert not list((tmp_path / "out").rglob("*.parquet"))

@@ -30,9 +30,13 @@ from sample_logs import (
 )
 
 from feedline.config.build_spec import BuildSpec
+from feedline.errors import TableChangedError
 from feedline.warehouse.building import partition
 from feedline.warehouse.building.build import CLOSED, DUE, GONE, LATE, OPEN, BuildReport, build, look
+from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.optimize.optimize import TaskRunner
+from feedline.warehouse.optimize.survey import file_fragment
+from feedline.warehouse.snapshot.arrived_files import LandingRule, landed
 from feedline.warehouse.table import Table
 
 NAMES = (
@@ -110,7 +114,7 @@ def test_every_outcome_is_joined_once_or_unmatched(seed: int) -> None:
 
 @pytest.mark.usefixtures("few_rows")
 def test_bytes_do_not_depend_on_files_order_memory_or_threads(tmp_path: Path) -> None:
-    logs = drawn_logs(5, rows=600)
+    logs = drawn_logs(5, rows=300)
     write_logs(logs, tmp_path / "logs")
     spec = spec_of(tmp_path)
     built(spec)
@@ -231,7 +235,7 @@ def test_logs_that_are_gone_leave_the_table_as_it_is(tmp_path: Path) -> None:
 
 
 def test_negatives_are_kept_by_their_key_and_weighted(tmp_path: Path) -> None:
-    logs = drawn_logs(13, rows=2000)
+    logs = drawn_logs(13, rows=900)
     write_logs(logs, tmp_path / "logs")
     whole = spec_of(tmp_path)
     built(whole)
@@ -294,3 +298,21 @@ def test_a_row_of_a_wider_schema_joins_later_partitions(tmp_path: Path) -> None:
     assert report.built == ("ds=2026-01-02",)
     assert "device" in Table(tmp_path / "out").snapshot().schema.names
     assert [each.state for each in report.partitions] == [CLOSED, CLOSED]
+
+
+def test_a_follower_reads_what_is_built_and_notices_what_is_built_again(tmp_path: Path) -> None:
+    logs = drawn_logs(16)
+    early, late = late_part(logs, "clicks", 60)
+    write_logs(early, tmp_path / "logs")
+    spec = spec_of(tmp_path, late="rebuild")
+    built(spec, until_ns=(FIRST_S + DAY_S + 7200) * 10**9)
+    (tmp_path / "out" / "ds=2026-01-03").mkdir()
+    pq.write_table(pa.table({"ts": times([FIRST_S])}), tmp_path / "out" / "ds=2026-01-03" / "unfinished.parquet")
+    landing = landed(discover(str(tmp_path / "out")), LandingRule())
+    assert (landing.partitions, dict(landing.left_out)) == (1, {"ds=2026-01-03": "holds no _SUCCESS"})
+    shutil.rmtree(tmp_path / "out" / "ds=2026-01-03")
+    before = Table(tmp_path / "out").snapshot()
+    add_file(tmp_path, "clicks", late)
+    assert built(spec).built == ("ds=2026-01-01", "ds=2026-01-02")
+    with pytest.raises(TableChangedError, match="ds=2026-01-01/part-0000-00000"), file_fragment(before, 0).open():
+        pass
