@@ -16,6 +16,7 @@ PRELOADED = [
     "cache_entries",
     "collection_reader",
     "deleted_rows",
+    "interrupted_build",
     "killed_build",
     "killed_optimize",
 ]  # one server serves all tests of a process

@@ -203,6 +203,7 @@ def test_no_example_goes_untested():
         "docs/user-code.md",
         "docs/expressions.md",
         "docs/tutorial.md",
+        "docs/from-logs.md",
         "examples/flights/README.md",
     )
     pages = [str(page.relative_to(ROOT)) for page in PAGES]

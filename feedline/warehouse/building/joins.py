@@ -143,7 +143,7 @@ class JoinTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A spill file with the labels or features of rows; counts of outcomes (see `counts.OutcomeCounts`)."""
+    """A spill file with the labels or features of rows; counts of outcomes (see `record.OutcomeCounts`)."""
 
     path: str
     counts: dict[str, int] = field(default_factory=dict)

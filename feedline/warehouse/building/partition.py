@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -88,6 +88,15 @@ class _Scattered:
     features: tuple[tuple[Spilled, ...], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Buckets:
+    """How many buckets of hashes impressions, each outcome and each table of features are spread over."""
+
+    impressions: int
+    outcomes: tuple[int, ...]
+    features: tuple[int, ...]
+
+
 def build_partition(build: Build, period: int) -> Record:
     """Build and land a partition; returns its record. Raises what reading and writing raise."""
     folder = build.design.timeline.folder(period)
@@ -127,104 +136,87 @@ class _Run:
 
     def scatter(
         self, own: list[tuple[Fragment, ...]], own_rows: int, windows: dict[str, Window]
-    ) -> tuple[_Scattered, tuple[int, tuple[int, ...], tuple[int, ...]]]:
-        """Read the logs into buckets; returns how many buckets impressions, outcomes and features have."""
+    ) -> tuple[_Scattered, _Buckets]:
+        """Read the logs into buckets."""
         design, times = self._job.design, self._build.times
         start, stop = self._job.bounds
-        near: list[tuple[Window, list[tuple[Fragment, ...]]]] = []
-        touches = own_rows
-        for window in (
-            Window(start=windows["impressions"].start, stop=start),
-            Window(start=stop, stop=windows["impressions"].stop),
-        ):
-            if design.outcomes:
-                runs, rows = times["impressions"].runs(window)
-                near.append((window, runs))
-                touches += rows
+        whole = windows["impressions"]
+        around = (Window(start=whole.start, stop=start), Window(start=stop, stop=whole.stop)) if design.outcomes else ()
+        near = [(window, *times["impressions"].runs(window)) for window in around]
+        touches = own_rows + sum(rows for *_, rows in near)
         of_outcomes = [times[each.log.name].runs(windows[each.log.name]) for each in design.outcomes]
         of_features = [times[each.log.name].runs(windows[each.log.name]) for each in design.features]
         count = partial(_buckets, self._build.join_rows)
-        buckets = (
-            count(touches),
-            tuple(count(touches + rows) for _, rows in of_outcomes),
-            tuple(count(own_rows + rows) for _, rows in of_features),
+        buckets = _Buckets(
+            impressions=count(touches),
+            outcomes=tuple(count(touches + rows) for _, rows in of_outcomes),
+            features=tuple(count(own_rows + rows) for _, rows in of_features),
         )
-        task = partial(ReadTask, job=self._job)
-        own_window = Window(start=start, stop=stop)
-        impressions = [
-            task(fragments=run, window=own_window, number=number, buckets=buckets[0]) for number, run in enumerate(own)
-        ]
-        impressions += [
-            task(fragments=run, window=window, number=number, buckets=buckets[0], is_own=False)
-            for number, (window, run) in enumerate((window, run) for window, runs in near for run in runs)
-        ]
-        outcomes = [
-            self._read_tasks(scatter_outcomes, runs, windows[each.log.name], index, buckets[1][index])
-            for index, (each, (runs, _)) in enumerate(zip(design.outcomes, of_outcomes, strict=True))
-        ]
-        features = [
-            self._read_tasks(scatter_features, runs, windows[each.log.name], index, buckets[2][index])
-            for index, (each, (runs, _)) in enumerate(zip(design.features, of_features, strict=True))
-        ]
-        spilled = tuple(self._track("reading impressions of", scatter_impressions, impressions))
-        return _Scattered(impressions=spilled, outcomes=tuple(outcomes), features=tuple(features)), buckets
+        task = partial(ReadTask, job=self._job, buckets=buckets.impressions)
+        tasks = [task(fragments=run, window=Window(start=start, stop=stop), number=at) for at, run in enumerate(own)]
+        others = [(window, run) for window, runs, _ in near for run in runs]
+        tasks += [task(fragments=run, window=each, number=at, is_own=False) for at, (each, run) in enumerate(others)]
+        scattered = _Scattered(
+            impressions=tuple(self._track("reading impressions of", scatter_impressions, tasks)),
+            outcomes=tuple(
+                self._read(scatter_outcomes, runs, windows[each.log.name], index, buckets.outcomes[index])
+                for index, (each, (runs, _)) in enumerate(zip(design.outcomes, of_outcomes, strict=True))
+            ),
+            features=tuple(
+                self._read(scatter_features, runs, windows[each.log.name], index, buckets.features[index])
+                for index, (each, (runs, _)) in enumerate(zip(design.features, of_features, strict=True))
+            ),
+        )
+        return scattered, buckets
 
-    def _read_tasks(
-        self, scatter: Any, runs: list[tuple[Fragment, ...]], window: Window, index: int, buckets: int
+    def _read(
+        self,
+        scatter: Callable[[ReadTask], Spilled],
+        runs: list[tuple[Fragment, ...]],
+        window: Window,
+        index: int,
+        buckets: int,
     ) -> tuple[Spilled, ...]:
         tasks = [
             ReadTask(job=self._job, fragments=run, window=window, number=number, buckets=buckets, index=index)
             for number, run in enumerate(runs or [()])
         ]
-        return tuple(
-            self._track(
-                "reading what followed" if scatter is scatter_outcomes else "reading features of", scatter, tasks
-            )
-        )
+        what = "reading outcomes of" if scatter is scatter_outcomes else "reading features of"
+        return tuple(self._track(what, scatter, tasks))
 
-    def find(self, scattered: _Scattered, buckets: tuple[int, tuple[int, ...], tuple[int, ...]]) -> list[FoundRows]:
+    def find(self, scattered: _Scattered, buckets: _Buckets) -> list[FoundRows]:
+        """Decide which impressions are rows."""
         spills = tuple(each.path for each in scattered.impressions)
         tasks = [
             FindTask(
                 job=self._job,
                 bucket=bucket,
                 spills=spills,
-                outcome_buckets=buckets[1],
-                feature_buckets=buckets[2],
+                outcome_buckets=buckets.outcomes,
+                feature_buckets=buckets.features,
             )
-            for bucket in range(buckets[0])
+            for bucket in range(buckets.impressions)
         ]
         return list(self._track("finding rows of", find_rows, tasks))
 
     def join(
-        self,
-        scattered: _Scattered,
-        found: list[FoundRows],
-        buckets: tuple[int, tuple[int, ...], tuple[int, ...]],
-        own: list[tuple[Fragment, ...]],
+        self, scattered: _Scattered, found: list[FoundRows], buckets: _Buckets, own: list[tuple[Fragment, ...]]
     ) -> tuple[list[MadeRows], list[dict[str, int]]]:
         """Join outcomes and features with the rows, and make these; returns the counts of each outcome, too."""
         labels, counts, features = [], [], []
         for index, spilled in enumerate(scattered.outcomes):
             touches = tuple(each.touches[index] for each in found)
-            joined = list(
-                self._track(
-                    "joining outcomes of", join_outcomes, self._joins(index, buckets[1][index], touches, spilled)
-                )
-            )
+            tasks = self._joins(index, buckets.outcomes[index], touches, spilled)
+            joined = list(self._track("joining outcomes of", join_outcomes, tasks))
             labels.append(tuple(each.path for each in joined))
             counts.append(summed([each.counts for each in joined]))
         for index, spilled in enumerate(scattered.features):
             seekers = tuple(each.seekers[index] for each in found)
-            joined = list(
-                self._track(
-                    "joining features of", join_features, self._joins(index, buckets[2][index], seekers, spilled)
-                )
-            )
-            features.append(tuple(each.path for each in joined))
+            tasks = self._joins(index, buckets.features[index], seekers, spilled)
+            features.append(tuple(each.path for each in self._track("joining features of", join_features, tasks)))
         kept = sum(each.count for each in found)
         count = min(_MAX_BUCKETS, max(1, math.ceil(kept / _BUCKET_OF_ROWS)))
-        tasks = [
+        rows = [
             RowsTask(
                 job=self._job,
                 number=number,
@@ -236,7 +228,7 @@ class _Run:
             )
             for number, run in enumerate(own)
         ]
-        return list(self._track("making rows of", make_rows, tasks)), counts
+        return list(self._track("making rows of", make_rows, rows)), counts
 
     def _joins(
         self, index: int, buckets: int, impressions: tuple[str, ...], others: tuple[Spilled, ...]

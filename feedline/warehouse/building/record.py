@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field
 from typing import Any, Self
 
 from feedline.dataclass import dataclass
@@ -104,10 +104,6 @@ class Record:
             raise TableError(
                 f"{name} is no record of a build: {error!r}. Delete its partition, and build it again"
             ) from None
-
-
-def outcome_columns() -> tuple[str, ...]:
-    return tuple(each.name for each in fields(OutcomeCounts))
 
 
 def summed(parts: list[Mapping[str, Any]]) -> dict[str, int]:

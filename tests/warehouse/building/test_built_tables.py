@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_logs import (
@@ -316,3 +317,31 @@ def test_a_follower_reads_what_is_built_and_notices_what_is_built_again(tmp_path
     assert built(spec).built == ("ds=2026-01-01", "ds=2026-01-02")
     with pytest.raises(TableChangedError, match="ds=2026-01-01/part-0000-00000"), file_fragment(before, 0).open():
         pass
+
+
+def test_logs_may_be_tables_with_a_log(tmp_path: Path) -> None:
+    logs = drawn_logs(17, rows=90)
+    write_logs(logs, tmp_path / "logs", files=1)
+    built(spec_of(tmp_path))
+    for name in ("impressions", "clicks"):
+        shutil.rmtree(tmp_path / "logs" / name)
+        write_deltalake(str(tmp_path / "logs" / name), logs[name])
+    built(spec_of(tmp_path, out="delta"))
+    assert table_bytes(tmp_path / "delta") == table_bytes(tmp_path / "out")
+
+
+def test_bytes_do_not_depend_on_how_writers_name_elements_or_code_strings(tmp_path: Path) -> None:
+    logs = drawn_logs(18, rows=90)
+    write_logs(logs, tmp_path / "logs", files=1)
+    built(spec_of(tmp_path))
+    table = logs["impressions"]
+    kinds = {
+        "tags": pa.large_list(pa.field("item", pa.int64(), metadata={"PARQUET:field_id": "7"})),
+        "user_id": pa.dictionary(pa.int32(), pa.string()),
+    }
+    schema = pa.schema([pa.field(each.name, kinds.get(each.name, each.type)) for each in table.schema])
+    others = {"notes": pa.large_string()}
+    orders = logs["orders"].set_column(4, "note", logs["orders"]["note"].cast(others["notes"]))
+    write_logs({**logs, "impressions": table.cast(schema), "orders": orders}, tmp_path / "logs", seed=1)
+    built(spec_of(tmp_path, out="other"))
+    assert table_bytes(tmp_path / "other") == table_bytes(tmp_path / "out")
