@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate, islice
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -71,6 +71,29 @@ class Restartable(Iterator[T]):
         return item
 
 
+class ColumnSource(NamedTuple):
+    """What the columns of a row group are decoded from: the file for pyarrow, as it is open by then; and its bytes."""
+
+    parquet: Callable[[], pq.ParquetFile]
+    read: Callable[[int, int], pa.Buffer]
+
+
+def read_again(read: Callable[[], T], reopen: Callable[[], None], filesystem: pafs.FileSystem, uri: str) -> T:
+    """Read; after a transient failure, open again and repeat it."""
+    failed = False
+
+    def attempt() -> T:
+        nonlocal failed
+        if failed:
+            reopen()
+        failed = True
+        result = read()
+        failed = False
+        return result
+
+    return with_retries(attempt, filesystem, uri)
+
+
 class OpenFile:
     """An open Parquet file that was verified to be the snapshot's.
 
@@ -81,11 +104,15 @@ class OpenFile:
         self.parquet = parquet
         self.metadata: pq.FileMetaData = parquet.metadata
         self.schema, self.stored, self.dedup, self.decoder = _layout(version, parquet)
+        self.base: OpenFile = self  # with column files, the file that they belong to
         self._source = source
         self._uri = version.uri
 
     def close(self) -> None:
         self._source.close()
+
+    def reopen(self) -> None:
+        """Open the file again, after a failure of the system that holds it."""
 
     def row_starts(self) -> list[int]:
         """Index in the file of every row group's first row; last, the file's rows."""
@@ -112,7 +139,13 @@ class OpenFile:
 
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """Decode columns of one row group on the calling thread."""
-        return self.decoder.batches(self.parquet, request, self._read_range)
+        with self.fetched(request.row_group, request.all_leaves) as source:
+            yield from self.decoder.batches(source.parquet(), request, source.read)
+
+    @contextmanager
+    def fetched(self, row_group: int, leaves: Sequence[int]) -> Iterator[ColumnSource]:
+        """Have the bytes of some Parquet columns of a row group ready to be decoded."""
+        yield ColumnSource(lambda: self.parquet, self._read_range)
 
     def _read_range(self, start: int, stop: int) -> pa.Buffer:
         self._source.seek(start)
@@ -160,13 +193,23 @@ class _LocalFile(OpenFile):
 
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`."""
-        self._read_ahead(coalesce([facts.place for facts in self.decoder.facts(request.row_group, request.all_leaves)]))
         decoded = Restartable(lambda: OpenFile.batches(self, request))
         yield from iter(lambda: self._read_again(lambda: next(decoded, None)), None)
+
+    @contextmanager
+    def fetched(self, row_group: int, leaves: Sequence[int]) -> Iterator[ColumnSource]:
+        """As `OpenFile.fetched`: the system is told what will be read."""
+        self._read_ahead(coalesce([facts.place for facts in self.decoder.facts(row_group, leaves)]))
+        yield ColumnSource(lambda: self.parquet, self._read_range)
 
     def close(self) -> None:
         self.parquet.close(force=True)
         self._source.close()
+
+    def reopen(self) -> None:
+        """As `OpenFile.reopen`."""
+        self.close()
+        self._source, self.parquet = self._open()
 
     def _read_ahead(self, ranges: Sequence[Range]) -> None:
         with suppress(OSError, AttributeError):  # only a hint to the kernel
@@ -178,20 +221,7 @@ class _LocalFile(OpenFile):
                 os.close(descriptor)
 
     def _read_again(self, read: Callable[[], T]) -> T:
-        """Read; after a transient failure, open the file again and repeat it."""
-        failed = False
-
-        def attempt() -> T:
-            nonlocal failed
-            if failed:
-                self.close()
-                self._source, self.parquet = self._open()
-            failed = True
-            result = read()
-            failed = False
-            return result
-
-        return with_retries(attempt, self._filesystem, self._uri)
+        return read_again(read, self.reopen, self._filesystem, self._uri)
 
     def _open(self) -> tuple[pa.NativeFile, pq.ParquetFile]:
         version = self._version
@@ -234,22 +264,23 @@ class _RemoteFile(OpenFile):
         nbytes = self._fetch(sparse, None, spans)
         return [sparse.read_range(*span) for span in spans], nbytes
 
-    def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
-        """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
-        if not request.all_leaves:
-            yield from super().batches(request)
+    @contextmanager
+    def fetched(self, row_group: int, leaves: Sequence[int]) -> Iterator[ColumnSource]:
+        """As `OpenFile.fetched`: all bytes have arrived, and are verified to be of this file."""
+        if not leaves:
+            yield ColumnSource(lambda: self.parquet, self._read_range)
             return
         size = self._version.size_bytes
         sparse = SparseFile(size)
-        ranges = [facts.place for facts in self.decoder.facts(request.row_group, request.all_leaves)]
+        ranges = [facts.place for facts in self.decoder.facts(row_group, leaves)]
         identity = self._identity()
-        if self._chunks is None or identity is None or request.row_group in self._dropped:
-            self._fetch(sparse, request.row_group, ranges)
+        if self._chunks is None or identity is None or row_group in self._dropped:
+            self._fetch(sparse, row_group, ranges)
         else:
-            fetch = partial(self._fetch, sparse, request.row_group)
-            self._chunks.fill(sparse, identity, request.row_group, ranges, fetch)
+            fetch = partial(self._fetch, sparse, row_group)
+            self._chunks.fill(sparse, identity, row_group, ranges, fetch)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
-            yield from self.decoder.batches(parquet, request, sparse.read_range)
+            yield ColumnSource(lambda: parquet, sparse.read_range)
 
     def drop_kept(self, row_group: int) -> bool:
         """As `OpenFile.drop_kept`."""
