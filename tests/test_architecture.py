@@ -56,7 +56,7 @@ INSIDE = {
         {"reading"},
         {"bad_files"},
         {"selection", "optimize"},
-        {"rebase", "dask_frame", "scan", "histories"},
+        {"rebase", "dask_frame", "scan", "histories", "columns"},
         {"table"},
     ],
     "transforms": [{"values"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],

@@ -16,7 +16,7 @@ import typer.core
 RUN, PREPARE, LOOK, OPERATE = "Run", "Prepare", "Look", "Operate"  # the groups of the help
 ORDER = (
     *("run", "transform", "materialize", "rebase"),
-    *("init", "generate", "fit", "optimize", "check", "audit", "snapshot"),
+    *("init", "generate", "fit", "optimize", "columns", "check", "audit", "snapshot"),
     *("plan", "head", "schema", "explain", "profile", "usage"),
     *("scheduler", "worker", "jobs", "cache", "certs", "version"),
 )
@@ -48,6 +48,11 @@ ELSEWHERE = {
         PREPARE,
         "feedline.commands.table_layout",
         "Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding.",
+    ),
+    "columns": (
+        PREPARE,
+        "feedline.commands.columns",
+        "Add columns to a table, drop and list them, without rewriting it: in column files beside its own.",
     ),
     "check": (
         PREPARE,

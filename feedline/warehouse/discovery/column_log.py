@@ -1,7 +1,7 @@
 """Read the log of a table's column files: which fields they add to which base files, and which columns are dropped.
 
-Runs where a table is listed, and where columns are added or dropped. Pure, except for reading commits. Below the table's
-hidden folder `_columns`, `log/00000001.json` is the first commit; each is one JSON object that is never changed:
+Runs where a table is listed, and where columns are added or dropped. Pure, except for reading commits. Below the
+table's hidden folder `_columns`, `log/00000001.json` is the first commit; each is a JSON object that is never changed:
 
     {"version": 1, "action": "add", "from": "price / 2 as half", "schema": <Arrow IPC, base64>,
      "files": [{"base": "ds=1/a.parquet", "base_digest": …, "path": "_columns/files/…", "bytes": …, …}]}
@@ -84,13 +84,17 @@ class ColumnLog:
     """The state of a table's columns after a number of commits.
 
     fields: those that column files hold, by name, in the order in which they were added. files: of each base file, by
-    its path, the column files that are read with it. hidden: columns of base files that were dropped.
+    its path, the column files that are read with it. hidden: columns of base files that were dropped. sources: where
+    each field's values came from, last. paths: of all column files that commits have named, also of those that are read
+    no more.
     """
 
     commits: int = 0
     fields: Mapping[str, pa.Field] = field(default_factory=dict)
     files: Mapping[str, tuple[ColumnFile, ...]] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    paths: frozenset[str] = frozenset()
 
     @property
     def schema(self) -> pa.Schema:
@@ -171,6 +175,8 @@ def replay(commits: Iterable[AddCommit | DropCommit]) -> ColumnLog:
     fields: dict[str, pa.Field] = {}
     files: dict[str, dict[str, ColumnFile]] = {}  # by base file and field
     hidden: set[str] = set()
+    sources: dict[str, str] = {}
+    paths: set[str] = set()
     count = 0
     for commit in commits:
         count += 1
@@ -189,6 +195,8 @@ def replay(commits: Iterable[AddCommit | DropCommit]) -> ColumnLog:
                     f"{count}, expected {known.type} as before. Delete that commit if it is the last, else restore "
                     f"{LOG} from a copy of the table"
                 )
+        sources |= dict.fromkeys(commit.schema.names, commit.source)
+        paths.update(file.path for file in commit.files.values())
         for base, file in commit.files.items():
             files.setdefault(base, {}).update(dict.fromkeys(commit.schema.names, file))
     return ColumnLog(
@@ -196,6 +204,8 @@ def replay(commits: Iterable[AddCommit | DropCommit]) -> ColumnLog:
         fields=fields,
         files={base: tuple(_of_base(of_base)) for base, of_base in files.items() if of_base},
         hidden=frozenset(hidden),
+        sources={name: sources[name] for name in fields},
+        paths=frozenset(paths),
     )
 
 

@@ -30,7 +30,7 @@ import pyarrow.fs as pafs
 from feedline.dataclass import dataclass
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError
 from feedline.progress import report_progress
-from feedline.warehouse.discovery.column_log import FOLDER, LOG, ColumnLog, read_log, with_column_files
+from feedline.warehouse.discovery.column_log import FILES, FOLDER, LOG, ColumnLog, read_log, with_column_files
 from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log
 from feedline.warehouse.discovery.partitions import (
     LISTING,
@@ -139,7 +139,8 @@ class Listing:
     `source_names`: the names that the user gave, as one string. `schema`: the table's columns, if a log declares
     them (see `table_log`). `histories`: of these columns, by field id. `stored_names`: of the columns in files,
     if the log maps them. `markers`: folders (relative to `uri`) with a file `_SUCCESS`, and its mtime_ns. `columns`:
-    the log of column files, if there is one.
+    the log of column files, if there is one. `column_bytes`: of all column files, by their paths below `uri`, also of
+    those that no commit names.
     """
 
     uri: str
@@ -153,6 +154,7 @@ class Listing:
     stored_names: StoredNames | None = None
     markers: Mapping[str, int] = field(default_factory=dict)
     columns: ColumnLog | None = None
+    column_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, positions: npt.NDArray[np.int64]) -> Listing:
         indices = pa.array(positions)
@@ -232,7 +234,8 @@ def _with_column_files(listing: Listing, first: Location, root: str, entries: Se
     if log is None:
         return listing
     files = with_column_files(listing.files, log, stamps, redact(listing.uri))
-    return replace(listing, columns=log, files=files)
+    sizes = {path: stamp.size_bytes for path, stamp in stamps.items() if path.startswith(f"{FILES}/")}
+    return replace(listing, columns=log, files=files, column_bytes=sizes)
 
 
 def matches_any(uri: str, names: Iterable[str]) -> bool:
