@@ -219,15 +219,17 @@ class FileDecoder:
         codec = self._metadata.row_group(row_group).column(leaf).compression
         return kind if isinstance(kind, str) else None if codec in DECOMPRESSORS else f"codec {codec}"
 
-    def batches(self, parquet: pq.ParquetFile, request: DecodeRequest, read: ReadRange) -> Iterator[DecodedRows]:
-        """Decode columns of a row group. Raises CorruptFileError."""
+    def batches(
+        self, parquet: Callable[[], pq.ParquetFile], request: DecodeRequest, read: ReadRange
+    ) -> Iterator[DecodedRows]:
+        """Decode columns of a row group. parquet: the file for pyarrow. Raises CorruptFileError."""
         row_group = request.row_group
         if request.whole:
             yield self._whole(parquet, request, read)
         chunks = self._opened(self._open(request, read), row_group)
         leaves = [leaf for leaf in request.leaves if self._alone.get(leaf) not in chunks.names]
         if leaves or not chunks.names:
-            batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
+            batches: Iterator[pa.RecordBatch] = parquet().reader.iter_batches(
                 request.chunk_rows, row_groups=[row_group], column_indices=leaves, use_threads=False
             )
             for batch in batches:
@@ -237,12 +239,12 @@ class FileDecoder:
         for size in chunk_sizes(rows, request.chunk_rows, request.first_rows):
             yield chunks.take(size)
 
-    def _whole(self, parquet: pq.ParquetFile, request: DecodeRequest, read: ReadRange) -> DecodedRows:
+    def _whole(self, parquet: Callable[[], pq.ParquetFile], request: DecodeRequest, read: ReadRange) -> DecodedRows:
         row_group, leaves = request.row_group, request.whole
         chunks = self._open(replace(request, leaves=leaves, coded={}, starts={}), read)
         if len(chunks) == len(leaves):
             return self._opened(chunks, row_group).take(self._metadata.row_group(row_group).num_rows)
-        table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
+        table = parquet().reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
         arrays = [pa.concat_arrays(column.chunks) for column in table.columns]
         batch = self._rename(pa.RecordBatch.from_arrays(arrays, schema=table.schema))
         return DecodedRows(batch.num_rows, _columns_of(batch))

@@ -51,7 +51,7 @@ def open_joined(filesystem: pafs.FileSystem, base: FileToJoin, columns: Sequence
         yield JoinedFile(filesystem, files, base, columns)
 
 
-_Layout: TypeAlias = tuple[pa.Schema, dict[str, range], FileDecoder]
+_Layout: TypeAlias = tuple[JoinedFooter, pa.Schema, dict[str, range], FileDecoder]
 _layouts: RecentValues[tuple[object, ...], _Layout] = RecentValues(KEPT_FOOTERS)
 
 
@@ -66,11 +66,8 @@ class JoinedFile(OpenFile):
         self._uris = [base.version.uri, *(file.version.uri for file in columns)]
         sizes = [base.version.size_bytes, *(file.version.size_bytes for file in columns)]
         self._starts = list(accumulate(sizes[:-1], initial=0))
-        leaves = [range(self.base.metadata.num_columns), *map(_leaves, files[1:], columns)]
-        parts = zip(files, leaves, self._starts, sizes, strict=True)
-        self._footer = JoinedFooter([FooterPart(file.metadata, own, start, size) for file, own, start, size in parts])
+        self._footer, self.schema, self.stored, self.decoder = self._layout(base.version, columns, sizes)
         self.metadata = self._footer  # as much of one as is asked for
-        self.schema, self.stored, self.decoder = self._layout(base.version, columns)
 
     def close(self) -> None:
         """Those that opened the files close them."""
@@ -119,15 +116,18 @@ class JoinedFile(OpenFile):
                 return sources[index].read(start - self._starts[index], stop - self._starts[index])
 
             readers = _Readers([source.parquet for source in sources], self._footer, self._uris)
-            yield from self.decoder.batches(readers, request, read)
+            yield from self.decoder.batches(lambda: readers, request, read)
 
-    def _layout(self, version: FileVersion, columns: Sequence[FileToJoin]) -> _Layout:
-        """The schema, Parquet columns and decoder of all files, kept by their footers."""
+    def _layout(self, version: FileVersion, columns: Sequence[FileToJoin], sizes: Sequence[int]) -> _Layout:
+        """The footer, schema, Parquet columns and decoder of all files, kept by their footers."""
         key = version.uri, version.footer_digest, version.decoder, tuple(columns)
         known = _layouts.get(key)
         if known is not None:
             return known
         base = self.base
+        leaves = [range(base.metadata.num_columns), *map(_leaves, self._files[1:], columns)]
+        parts = zip(self._files, leaves, self._starts, sizes, strict=True)
+        footer = JoinedFooter([FooterPart(file.metadata, own, start, size) for file, own, start, size in parts])
         pairs = list(zip(self._files[1:], columns, strict=True))
         added = [field for file, column in pairs for field in _fields(file, column)]
         names = {field.name for field in added}
@@ -138,17 +138,17 @@ class JoinedFile(OpenFile):
             for field in _fields(file, column):
                 stored[field.name] = range(first, first + len(file.stored[field.name]))
                 uris[field.name], first = column.version.uri, first + len(file.stored[field.name])
-        like = _layouts.find(lambda layout: layout[2].decodes(schema, self._footer))
+        like = _layouts.find(lambda layout: layout[3].decodes(schema, footer))
         decoder = FileDecoder(
             schema,
             stored,
-            self._footer,
+            footer,
             version,
             as_stored=all(file.decoder.as_stored for file in self._files),
-            like=None if like is None else like[2],
+            like=None if like is None else like[3],
             uris=uris,
         )
-        return _layouts.put(key, (schema, stored, decoder))
+        return _layouts.put(key, (footer, schema, stored, decoder))
 
 
 def _fields(file: OpenFile, column: FileToJoin) -> list[pa.Field]:
