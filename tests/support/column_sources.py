@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.warehouse.columns.change import AddReport, add_columns
+from feedline.warehouse.storage.claim import Claim
 
 DAYS = ("2026-01-01", "2026-01-02", "2026-01-03")
 
@@ -65,3 +69,21 @@ def add_seeded(
     root: Path | str, name: str, kind: str = "int", seed: int = 1, where: str | None = None, *, replaced: bool = False
 ) -> AddReport:
     return add_columns(str(root), SeededValues(((name, kind),), seed), where=where, replaced=replaced)
+
+
+def killed_add(root: str, moment: str) -> None:
+    """Add a column in a process that dies: while it writes its second file, with all moved, or before its commit."""
+    if moment == "writing":
+        turns = iter([None])
+
+        def compute(self: SeededValues, rows: pa.Table, own: Any = SeededValues.compute) -> pa.Table:
+            if rows.num_rows and next(turns, "last") == "last":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return own(self, rows)
+
+        SeededValues.compute = compute  # type: ignore[method-assign]
+    elif moment == "moving":
+        Claim.move = lambda self, files: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign]
+    else:
+        os.link = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
+    add_seeded(root, "x", seed=2)

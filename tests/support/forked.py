@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 
-PRELOADED = ["cache_entries", "collection_reader", "killed_optimize"]  # one server serves all tests of a process
+PRELOADED = [
+    "cache_entries",
+    "collection_reader",
+    "column_sources",
+    "killed_optimize",
+]  # one server serves all tests of a process
 
 
 def forked(run: Callable[..., None], *arguments: Any) -> ForkServerProcess:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from column_sources import DAYS, SeededValues, add_seeded, write_days
+from column_sources import DAYS, SeededValues, add_seeded, killed_add, write_days
+from forked import forked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tagged_store import TaggedStore
@@ -22,7 +24,7 @@ from tagged_store import TaggedStore
 from feedline import Table
 from feedline.blocks.request import pack_pieces, unpack_pieces
 from feedline.errors import CorruptFileError, TableArgumentError, TableChangedError, TableError
-from feedline.warehouse.columns.change import HIDDEN, add_columns, drop_columns
+from feedline.warehouse.columns.change import HIDDEN, add_columns, drop_columns, table_now
 from feedline.warehouse.columns.values import ExpressionValues, joined_values
 from feedline.warehouse.discovery.column_log import ColumnFile, commit_name, parse_commit
 from feedline.warehouse.optimize.optimize import partitions_of
@@ -452,6 +454,23 @@ def test_of_two_writers_one_is_refused(table: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(TableError, match=r"00000001.json was created by another run"):
         add_columns(str(table), source, map=ahead)
     assert (table / commit_name(1)).read_bytes() == b"of another run"
+
+
+@pytest.mark.parametrize("moment", ["writing", "moving", "commit"])
+def test_a_killed_run_leaves_the_table_as_it_was(table: Path, moment: str):
+    add_seeded(table, "y", "string")
+    before = Table(table).read()
+    process = forked(killed_add, str(table), moment)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert list((table / "_columns/log").glob("*.json")) == [table / commit_name(1)]
+    assert Table(table).read().equals(before)
+    add_seeded(table, "x", seed=3)
+    listing, _ = table_now(str(table))
+    assert set(listing.column_bytes) == listing.columns.paths
+    assert not (table / HIDDEN).exists()
+    got = Table(table).read(["id", "x"])
+    assert got["x"].to_pylist() == SeededValues((("x", "int"),), 3).compute(got)["x"].to_pylist()
 
 
 def test_a_named_file_is_read_alone(table: Path):
