@@ -56,7 +56,7 @@ INSIDE = {
         {"reading"},
         {"bad_files"},
         {"selection", "optimize"},
-        {"rebase", "dask_frame", "scan", "histories", "delete"},
+        {"rebase", "dask_frame", "scan", "histories", "delete", "columns"},
         {"table", "building"},
     ],
     "transforms": [{"values"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],

@@ -74,12 +74,13 @@ def pack_pieces(pieces: Sequence[Piece]) -> Packed:
         b"".join(fragment.footer_digest for fragment in fragments),
         zlib.compress(np.array(list(chain.from_iterable(numbers)), "<i8").tobytes()),
         tuple(fragment.excluded for fragment in fragments) if any(fragment.excluded for fragment in fragments) else (),
+        tuple(fragment.columns for fragment in fragments) if any(fragment.columns for fragment in fragments) else (),
     )
 
 
 def unpack_pieces(packed: Packed) -> list[Piece]:
     """The pieces that `pack_pieces` packed."""
-    count, tables, keys, strings, digests, compressed, excluded = packed
+    count, tables, keys, strings, digests, compressed, excluded, column_files = packed
     texts = zlib.decompress(strings).decode().split(_END)
     values: list[int] = np.frombuffer(zlib.decompress(compressed), "<i8").tolist()
     columns = [values[start : start + count] for start in range(0, 10 * count, count)]
@@ -114,6 +115,7 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
                 proofs=tuple(own_proofs),
                 excluded=own_excluded,
                 stored_names=tables[table_of[index]][1],
+                columns=column_files[index] if column_files else (),
                 decoder=tables[table_of[index]][2],
                 source_cache=tables[table_of[index]][3],
                 histories=tables[table_of[index]][4],

@@ -16,7 +16,7 @@ import typer.core
 RUN, PREPARE, LOOK, OPERATE = "Run", "Prepare", "Look", "Operate"  # the groups of the help
 ORDER = (
     *("run", "transform", "materialize", "rebase"),
-    *("init", "generate", "fit", "build", "optimize", "delete", "check", "audit", "snapshot"),
+    *("init", "generate", "fit", "build", "optimize", "columns", "delete", "check", "audit", "snapshot"),
     *("plan", "head", "schema", "explain", "profile", "usage"),
     *("scheduler", "worker", "jobs", "cache", "certs", "version"),
 )
@@ -58,6 +58,11 @@ ELSEWHERE = {
         PREPARE,
         "feedline.commands.delete",
         "Delete rows of a table, such as those of users in a list: only row groups that hold them are written anew.",
+    ),
+    "columns": (
+        PREPARE,
+        "feedline.commands.columns",
+        "Add columns to a table, drop and list them, without rewriting it: in column files beside its own.",
     ),
     "check": (
         PREPARE,

@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from feedline.config.features import FeatureSpec
 from feedline.config.histories import HistoryRead, HistorySpec
 from feedline.errors import FeedlineError, TableArgumentError
 from feedline.resources.cgroups import available_cores
+from feedline.warehouse.discovery.column_log import column_file_names
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.histories.event_index import read_event_index
@@ -110,11 +111,13 @@ def _kept(listing: Listing, work_dir: str, generation: str | None) -> Snapshot |
         events = Snapshot.load(work_dir, generation)
     except FeedlineError:
         return None
-    identity = ["path", "bytes", "mtime_ns"]
-    there = set(zip(*(listing.files[name].to_pylist() for name in identity), strict=True))
-    return (
-        events if there.issuperset(zip(*(events.files[name].to_pylist() for name in identity), strict=True)) else None
-    )
+    there, then = (set(_identities(files)) for files in (listing.files, events.files))
+    return events if there.issuperset(then) else None
+
+
+def _identities(files: pa.Table) -> Iterator[tuple[object, ...]]:
+    facts = (files[name].to_pylist() for name in ("path", "bytes", "mtime_ns"))
+    return zip(*facts, column_file_names(files), strict=True)
 
 
 def event_columns(name: str, history: HistorySpec) -> EventColumns:

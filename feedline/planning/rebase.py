@@ -132,13 +132,20 @@ def require_comparable(old: SourcePlan, snapshot: Snapshot) -> None:
             )
 
 
+def _deciding_columns(plan: SourcePlan) -> frozenset[str]:
+    """The columns that decide which rows are kept, and their order."""
+    columns = set() if plan.where is None else set(plan.where.columns)
+    columns |= set() if plan.sample is None else set(plan.sample.columns)
+    return frozenset(columns if plan.job.order is None else {*columns, plan.job.order.column})
+
+
 class _RebasePlanner:
     def __init__(self, old: SourcePlan, new: SourcePlan, *, epoch: int, step: int, map: Map) -> None:
         self._old, self._new = old, new
         self._old_kept, self._new_kept = old.selection.kept_rows, new.selection.kept_rows
         self._epoch, self._step = epoch, step
         self._map = map
-        self._files = file_changes(old.snapshot, new.snapshot)
+        self._files = file_changes(old.snapshot, new.snapshot, _deciding_columns(old))
         self._recording = old.job.record
         self._schedule = old.schedule(epoch)
         self._records = Records(old.spec.work_dir, self._recording.identity) if self._recording else None

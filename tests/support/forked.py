@@ -15,6 +15,7 @@ import pytest
 PRELOADED = [
     "cache_entries",
     "collection_reader",
+    "column_sources",
     "deleted_rows",
     "interrupted_build",
     "killed_build",

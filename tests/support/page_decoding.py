@@ -69,7 +69,7 @@ class File:
         leaves = [leaf for each in self.leaves for leaf in each]
         parquet: Any = None if alone else self.parquet
         request = DecodeRequest(row_group=group, leaves=leaves, chunk_rows=chunk_rows, coded=coded)
-        decoded = self.decoder.batches(parquet, request, self.read)
+        decoded = self.decoder.batches(lambda: parquet, request, self.read)
         return (each.batch for each in decoded)
 
 

@@ -23,6 +23,7 @@ from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.user_code import function_codes
 from feedline.transforms.registry.user_functions import load_function
 from feedline.warehouse.cache.entry_file import EntryGroup
+from feedline.warehouse.discovery.column_log import ColumnFile
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
@@ -104,6 +105,7 @@ class EntryNames:
             "types": types,
         }
         self._rows = _digest(facts)
+        self._read = compiled.read.all_parts
         self._tables: dict[str, tuple[str, str]] = {}  # as fragments name them: in full, and as shown
 
     def is_current(self) -> bool:
@@ -124,6 +126,7 @@ class EntryNames:
             *(row_group, segment.first, repr(fragment.partition), repr(fragment.stored_names)),
             *(hashlib.sha256(bits).hexdigest() for bits in fragment.excluded if bits is not None),
             *([fragment.decoder] if fragment.decoder != "auto" else []),
+            *(file.content_name for file in self._column_files(fragment)),
         ]
         return EntryGroup(
             digest=_digest(place),
@@ -132,6 +135,10 @@ class EntryNames:
             row_group=row_group,
             partition=dict(fragment.partition),
         )
+
+    def _column_files(self, fragment: Fragment) -> tuple[ColumnFile, ...]:
+        """Those that the job reads; lists of events may be found by columns of any."""
+        return fragment.columns if fragment.histories else fragment.columns_for(self._read)
 
 
 def _order_digest(order: RowOrder, compiled: CompiledJob) -> str:

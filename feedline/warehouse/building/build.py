@@ -34,6 +34,7 @@ from feedline.warehouse.building.logs import LogTimes, files_digest, log_times, 
 from feedline.warehouse.building.partition import Build, build_partition
 from feedline.warehouse.building.periods import MARKER, Watermark, watermark
 from feedline.warehouse.building.record import RECORD, Record
+from feedline.warehouse.discovery.column_log import FOLDER
 from feedline.warehouse.optimize.landing import DELETES, HIDDEN, room_for
 from feedline.warehouse.optimize.optimize import TaskRunner
 from feedline.warehouse.parquet.writer import SUFFIX
@@ -154,7 +155,7 @@ def read_records(uri: str) -> dict[str, Record]:
     files: dict[str, set[str]] = {}
     for info in infos:
         path = info.path[len(location.path) :].lstrip("/")
-        if info.type == pafs.FileType.File and path.split("/")[0] not in (HIDDEN, DELETES, _LOCK):
+        if info.type == pafs.FileType.File and path.split("/")[0] not in (HIDDEN, DELETES, FOLDER, _LOCK):
             folder, _, file = path.rpartition("/")
             files.setdefault(folder, set()).add(file)
     for folder, names in files.items():

@@ -145,7 +145,13 @@ def delete_rows(table: str, request: DeleteRequest, *, threads: int | None = Non
 
 def _find(uri: str, where: str, run: Map) -> tuple[FoundRows, Condition, frozenset[str]]:
     """The rows to delete, the condition, and the table's partition keys."""
-    snapshot = snapshot_of(list_table(uri))
+    listing = list_table(uri)
+    if listing.column_bytes:
+        raise TableArgumentError(
+            f"{redact(uri)} has {len(listing.column_bytes):,} column files, which hold values of its rows: expected "
+            "none. Write them into the table's files with feedline optimize, delete from that table, and remove this one"
+        )
+    snapshot = snapshot_of(listing)
     condition = bind_condition(where, snapshot.schema)
     return find_rows(snapshot, condition, map=run), condition, frozenset(snapshot.partition_columns)
 

@@ -30,6 +30,7 @@ import pyarrow.fs as pafs
 from feedline.dataclass import dataclass
 from feedline.errors import TableArgumentError, TableError, TableNotFoundError
 from feedline.progress import report_progress
+from feedline.warehouse.discovery.column_log import FILES, FOLDER, LOG, ColumnLog, read_log, with_column_files
 from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log
 from feedline.warehouse.discovery.partitions import (
     LISTING,
@@ -44,7 +45,7 @@ from feedline.warehouse.discovery.partitions import (
 )
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.file_identity import tag_in
+from feedline.warehouse.storage.file_identity import Stamp, stamp_in, tag_in
 from feedline.warehouse.storage.locations import (
     Location,
     absolute,
@@ -132,11 +133,14 @@ class Listing:
     """The files of a table, in the table's order.
 
     `files`: path (string, relative to `uri`), bytes (int64), mtime_ns (int64; -1 if the store has none) and, if the
-    store has one, etag (string). `partition`: one typed array per key, aligned with `files`. `ignored`: the number of
-    files skipped because of their suffix. `inferred_keys`: those whose type was inferred from the paths.
+    store has one, etag (string), and column_files, if the table has a log of these. `partition`: one typed array per
+    key, aligned with `files`. `ignored`: the number of files skipped because of their suffix. `inferred_keys`: those
+    whose type was inferred from the paths.
     `source_names`: the names that the user gave, as one string. `schema`: the table's columns, if a log declares
     them (see `table_log`). `histories`: of these columns, by field id. `stored_names`: of the columns in files,
-    if the log maps them. `markers`: folders (relative to `uri`) with a file `_SUCCESS`, and its mtime_ns.
+    if the log maps them. `markers`: folders (relative to `uri`) with a file `_SUCCESS`, and its mtime_ns. `columns`:
+    the log of column files, if there is one. `column_bytes`: of all column files, by their paths below `uri`, also of
+    those that no commit names.
     """
 
     uri: str
@@ -149,6 +153,8 @@ class Listing:
     histories: Mapping[int, ColumnHistory] = field(default_factory=dict)
     stored_names: StoredNames | None = None
     markers: Mapping[str, int] = field(default_factory=dict)
+    columns: ColumnLog | None = None
+    column_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, positions: npt.NDArray[np.int64]) -> Listing:
         indices = pa.array(positions)
@@ -161,7 +167,8 @@ class _NamedFiles:
     """The files that one of the user's names stands for, and the folder that its path fixes (`anchor`).
 
     `logs`: as in `logs.logs_above`, of a folder that was listed. `markers`: folders with a file `_SUCCESS`, and its
-    mtime_ns. `apart`: as in `discover`, those that are not.
+    mtime_ns. `apart`: as in `discover`, those that are not. `column_files`: all files below the folder's `_columns`, by
+    their paths below the folder.
     """
 
     location: Location
@@ -173,6 +180,7 @@ class _NamedFiles:
     logs: Mapping[str, str] = field(default_factory=dict)
     markers: Mapping[str, int] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
+    column_files: Mapping[str, Stamp] = field(default_factory=dict)
 
     @property
     def is_folder(self) -> bool:
@@ -212,9 +220,22 @@ def discover(
     listing = hive_listing(uri_on(first, root), root, infos, partitions)
     if whole_folder:  # in fsspec's cache now; other names would be listed again
         listing = _tag(listing, first)
+    listing = _with_column_files(listing, first, root, entries)
     every_marker = [marker for entry in entries for marker in entry.markers.items()]
     markers = {_relative(folder, root): time for folder, time in every_marker if folder.startswith(join(root, ""))}
     return replace(listing, ignored=len(ignored), source_names="\n".join(sorted(set(uris))), markers=markers)
+
+
+def _with_column_files(listing: Listing, first: Location, root: str, entries: Sequence[_NamedFiles]) -> Listing:
+    """The listing of a folder, or of a glob in it, with the folder's column files. A file named alone has none."""
+    stamps = next((entry.column_files for entry in entries if entry.is_folder and entry.anchor == root), {})
+    names = [path[len(LOG) + 1 :] for path in stamps if path.startswith(f"{LOG}/")]
+    log = read_log(replace(first, path=root), names)
+    if log is None:
+        return listing
+    files = with_column_files(listing.files, log, stamps, redact(listing.uri))
+    sizes = {path: stamp.size_bytes for path, stamp in stamps.items() if path.startswith(f"{FILES}/")}
+    return replace(listing, columns=log, files=files, column_bytes=sizes)
 
 
 def matches_any(uri: str, names: Iterable[str]) -> bool:
@@ -297,10 +318,13 @@ def _folder(location: Location, apart: Mapping[str, str], pattern: str = "") -> 
     ignored: list[str] = []
     hidden: dict[str, bool] = {}
     markers: dict[str, int] = {}
+    column_files: dict[str, Stamp] = {}
     for info in tree.infos:
         if info.type == pafs.FileType.Directory:
             continue
         folder = parent(info.path)
+        if (path := _relative(info.path, root)).startswith(f"{FOLDER}/"):
+            column_files[path] = stamp_in(info)
         if folder not in hidden:
             hidden[folder] = any(is_hidden(segment) for segment in _relative(folder, root).split("/"))
         if info.base_name == _MARKER and not hidden[folder]:
@@ -323,6 +347,7 @@ def _folder(location: Location, apart: Mapping[str, str], pattern: str = "") -> 
         logs=logs_below(root, [folder for folder, covered in hidden.items() if covered], ignored),
         markers=markers,
         apart=tuple(name for name, uri in apart.items() if _would_read(location, tree, pattern, uri)),
+        column_files=column_files,
     )
 
 

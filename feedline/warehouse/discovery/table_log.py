@@ -78,8 +78,14 @@ def declared_listing(table: str, paths: Sequence[str], partition: Mapping[str, p
 def unite_schemas(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
     """A table's columns, from (file, schema) pairs: those of its log if it has one, else the union of the files'.
 
-    The files' schemas are without flags of runs, which a log names like other columns.
+    The files' schemas are without flags of runs, which a log names like other columns. Fields that only
+    column files of other base files hold come last; dropped columns are left out.
     """
+    if listing.columns is not None:
+        visible = [(name, listing.columns.visible(schema)) for name, schema in files]
+        schema = union(visible, rules, keys=listing.partition)
+        others = [each.with_nullable(True) for each in listing.columns.schema if each.name not in schema.names]
+        return pa.schema([*schema, *others])
     if listing.schema is None:
         return union(files, rules, keys=listing.partition)
     stored = {name for _, schema in files for name in schema.names}

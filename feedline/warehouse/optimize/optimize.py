@@ -35,6 +35,7 @@ from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores, available_memory_bytes
+from feedline.warehouse.discovery.column_log import column_file_names
 from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.optimize.clustering import Gatherer, row_order
 from feedline.warehouse.optimize.footprint import Footprint, footprint
@@ -123,12 +124,16 @@ def partitions_of(snapshot: Snapshot, *, as_one: bool = False) -> list[Partition
         files_of.setdefault("" if as_one else _folder(snapshot, path), []).append(file)
     names = ("path", "bytes", "mtime_ns")
     facts = {name: snapshot.files[name].to_pylist() for name in (*names, "footer_digest", "rows")}
-    tags = tags_of(snapshot.files)
+    tags, columns = tags_of(snapshot.files), column_file_names(snapshot.files)
     parents = {folder[:end] for folder in files_of for end, sign in enumerate(folder) if sign == "/"} | {""}
     partitions = []
     for folder, files in files_of.items():
         identity = [
-            [*(facts[name][file] for name in names), facts["footer_digest"][file].hex(), *filter(None, [tags[file]])]
+            [
+                *(facts[name][file] for name in names),
+                facts["footer_digest"][file].hex(),
+                *filter(None, [tags[file], columns[file]]),
+            ]
             for file in files
         ]
         partitions.append(

@@ -38,6 +38,7 @@ from feedline.warehouse.parquet.column_chunk import (
 )
 from feedline.warehouse.parquet.column_kinds import ColumnKind, column_kind, writer_bugs
 from feedline.warehouse.parquet.footer import ChunkFacts, chunk_facts
+from feedline.warehouse.parquet.joined_footer import JoinedFooter
 from feedline.warehouse.parquet.schemas import relabel, storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
@@ -171,29 +172,33 @@ class FileDecoder:
     """Decodes one file's columns, under the table's names.
 
     schema, stored: its columns and their Parquet columns. as_stored: none is of a type that pyarrow reads, but no
-    column of a table has (`storage_type`). like: the decoder of a file with the same columns.
+    column of a table has (`storage_type`). like: the decoder of a file with the same columns. uris: of columns that are
+    in another file than `version` says, the file.
     """
 
     def __init__(
         self,
         schema: pa.Schema,
         stored: dict[str, range],
-        metadata: pq.FileMetaData,
+        metadata: pq.FileMetaData | JoinedFooter,
         version: FileVersion,
         *,
         as_stored: bool = True,
         like: FileDecoder | None = None,
+        uris: Mapping[str, str] | None = None,
     ) -> None:
         self._schema = schema
         self._metadata = metadata
         self._version = version
-        self._as_stored = as_stored
+        self.as_stored = as_stored
+        self._size_bytes = metadata.size_bytes if isinstance(metadata, JoinedFooter) else version.size_bytes
+        self._uris = uris or {}
         self._alone = {leaves.start: name for name, leaves in stored.items() if len(leaves) == 1}
         self._kinds: dict[int, ColumnKind | str] = {} if like is None else like._kinds
         self._layouts: dict[tuple[tuple[str, int], ...], JointLayout] = {} if like is None else like._layouts
         self._asked: tuple[tuple[int, tuple[int, ...]], list[ChunkFacts]] | None = None
 
-    def decodes(self, schema: pa.Schema, metadata: pq.FileMetaData) -> bool:
+    def decodes(self, schema: pa.Schema, metadata: pq.FileMetaData | JoinedFooter) -> bool:
         """Whether another file has the same columns, stored as the same Parquet columns."""
         return bool(self._schema.equals(schema) and self._metadata.schema.equals(metadata.schema))
 
@@ -214,15 +219,17 @@ class FileDecoder:
         codec = self._metadata.row_group(row_group).column(leaf).compression
         return kind if isinstance(kind, str) else None if codec in DECOMPRESSORS else f"codec {codec}"
 
-    def batches(self, parquet: pq.ParquetFile, request: DecodeRequest, read: ReadRange) -> Iterator[DecodedRows]:
-        """Decode columns of a row group. Raises CorruptFileError."""
+    def batches(
+        self, parquet: Callable[[], pq.ParquetFile], request: DecodeRequest, read: ReadRange
+    ) -> Iterator[DecodedRows]:
+        """Decode columns of a row group. parquet: the file for pyarrow. Raises CorruptFileError."""
         row_group = request.row_group
         if request.whole:
             yield self._whole(parquet, request, read)
         chunks = self._opened(self._open(request, read), row_group)
         leaves = [leaf for leaf in request.leaves if self._alone.get(leaf) not in chunks.names]
         if leaves or not chunks.names:
-            batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
+            batches: Iterator[pa.RecordBatch] = parquet().reader.iter_batches(
                 request.chunk_rows, row_groups=[row_group], column_indices=leaves, use_threads=False
             )
             for batch in batches:
@@ -232,12 +239,12 @@ class FileDecoder:
         for size in chunk_sizes(rows, request.chunk_rows, request.first_rows):
             yield chunks.take(size)
 
-    def _whole(self, parquet: pq.ParquetFile, request: DecodeRequest, read: ReadRange) -> DecodedRows:
+    def _whole(self, parquet: Callable[[], pq.ParquetFile], request: DecodeRequest, read: ReadRange) -> DecodedRows:
         row_group, leaves = request.row_group, request.whole
         chunks = self._open(replace(request, leaves=leaves, coded={}, starts={}), read)
         if len(chunks) == len(leaves):
             return self._opened(chunks, row_group).take(self._metadata.row_group(row_group).num_rows)
-        table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
+        table = parquet().reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
         arrays = [pa.concat_arrays(column.chunks) for column in table.columns]
         batch = self._rename(pa.RecordBatch.from_arrays(arrays, schema=table.schema))
         return DecodedRows(batch.num_rows, _columns_of(batch))
@@ -247,7 +254,7 @@ class FileDecoder:
         if kernel_refusal(self._version.decoder):
             return {}
         kinds = {leaf: kind for leaf in request.leaves if not isinstance(kind := self._kind(leaf), str)}
-        rows, file_bytes = self._metadata.row_group(request.row_group).num_rows, self._version.size_bytes
+        rows, file_bytes = self._metadata.row_group(request.row_group).num_rows, self._size_bytes
         all_facts = self.facts(request.row_group, kinds)
         places = [facts.place for facts in all_facts if 0 <= facts.place[0] <= facts.place[1] <= file_bytes]
         spans: dict[Range, tuple[pa.Buffer, int]] = {}
@@ -275,7 +282,8 @@ class FileDecoder:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
             layout = self._layouts[key] = joint_layout(joint)
-        return _Opened(chunks, JointChunks(joint, layout), label(self._version.uri, row_group))
+        places = {name: label(uri, row_group) for name, uri in self._uris.items()}
+        return _Opened(chunks, JointChunks(joint, layout), label(self._version.uri, row_group), places)
 
     def is_flat(self, leaf: int) -> bool:
         """Whether the kernel decodes a Parquet column, which is a column of its own, of one value a row."""
@@ -315,11 +323,15 @@ class FileDecoder:
         """What the footer says of some column chunks; the last answer is kept."""
         key, asked = (row_group, tuple(leaves)), self._asked  # threads share it
         if asked is None or asked[0] != key:
-            asked = self._asked = key, chunk_facts(self._metadata, *key, self._version.size_bytes)
+            if isinstance(self._metadata, JoinedFooter):
+                found = self._metadata.chunk_facts(*key)
+            else:
+                found = chunk_facts(self._metadata, *key, self._version.size_bytes)
+            asked = self._asked = key, found
         return asked[1]
 
     def _rename(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if not self._as_stored:
+        if not self.as_stored:
             batch = relabel(batch, storage_schema(batch.schema))
         names = self._version.stored_names
         return batch if names is None else names.rename(batch, self._version.uri)
@@ -330,11 +342,14 @@ def _columns_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 class _Opened:
-    """The chunks of a row group for the kernel, by their columns. joint: of them. place: of messages."""
+    """The chunks of a row group for the kernel, by their columns. joint: of them. place, places: of messages, also by
+    column."""
 
-    def __init__(self, chunks: Mapping[str, ChunkDecoder], joint: JointChunks, place: str) -> None:
+    def __init__(
+        self, chunks: Mapping[str, ChunkDecoder], joint: JointChunks, place: str, places: Mapping[str, str]
+    ) -> None:
         self.names = chunks.keys()
-        self._place = place
+        self._place, self._places = place, places
         self._joint = joint
         self._single = {name: chunk for name, chunk in chunks.items() if not chunk.is_joint}
 
@@ -351,8 +366,9 @@ class _Opened:
         for name in self.names:
             array = taken.get(name)
             if isinstance(array, ChunkError):
+                place = self._places.get(name, self._place)
                 raise CorruptFileError(
-                    f"column {name!r} of {self._place} is not valid Parquet: {array}. Restore or rewrite the file"
+                    f"column {name!r} of {place} is not valid Parquet: {array}. Restore or rewrite the file"
                 ) from array
             if array is not None:
                 (compact if self._single[name].compact else arrays)[name] = array

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate, islice
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -71,21 +71,58 @@ class Restartable(Iterator[T]):
         return item
 
 
+class ColumnSource(NamedTuple):
+    """What the columns of a row group are decoded from: the file for pyarrow, as it is open by then; and its bytes."""
+
+    parquet: Callable[[], pq.ParquetFile]
+    read: Callable[[int, int], pa.Buffer]
+
+
+def read_again(read: Callable[[], T], reopen: Callable[[], None], filesystem: pafs.FileSystem, uri: str) -> T:
+    """Read; after a transient failure, open again and repeat it."""
+    failed = False
+
+    def attempt() -> T:
+        nonlocal failed
+        if failed:
+            reopen()
+        failed = True
+        result = read()
+        failed = False
+        return result
+
+    return with_retries(attempt, filesystem, uri)
+
+
 class OpenFile:
     """An open Parquet file that was verified to be the snapshot's.
 
     `schema`, `stored` (each column's range of Parquet columns) and batches have the table's names.
     """
 
-    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, version: FileVersion) -> None:
-        self.parquet = parquet
-        self.metadata: pq.FileMetaData = parquet.metadata
-        self.schema, self.stored, self.dedup, self.decoder = _layout(version, parquet)
+    def __init__(self, metadata: pq.FileMetaData, source: pa.NativeFile, version: FileVersion) -> None:
+        self.metadata = metadata
+        self.schema, self.stored, self.dedup, self.decoder = _layout(version, metadata)
+        self._dictionaries: Sequence[str] = ()
+        self._parquet: pq.ParquetFile | None = None
+        self.base: OpenFile = self  # with column files, the file that they belong to
         self._source = source
         self._uri = version.uri
 
+    def parquet(self) -> pq.ParquetFile:
+        """The file for pyarrow, which takes a third of the time of opening a local file, and is seldom needed."""
+        if self._parquet is None:
+            self._parquet = open_parquet(self._source, self.metadata, pre_buffer=False, dictionaries=self._dictionaries)
+        return self._parquet
+
     def close(self) -> None:
+        if self._parquet is not None:
+            self._parquet.close(force=True)
+            self._parquet = None
         self._source.close()
+
+    def reopen(self) -> None:
+        """Open the file again, after a failure of the system that holds it."""
 
     def row_starts(self) -> list[int]:
         """Index in the file of every row group's first row; last, the file's rows."""
@@ -94,8 +131,7 @@ class OpenFile:
 
     def read_dictionaries(self, paths: Sequence[str]) -> None:
         """Decode these Parquet columns of strings as dictionaries from now on."""
-        if paths:
-            self.parquet = open_parquet(self._source, self.metadata, pre_buffer=False, dictionaries=paths)
+        self._dictionaries, self._parquet = paths, None
 
     def read_at(self, size: int, start: int) -> bytes:
         """Read `size` bytes at an offset of the file."""
@@ -112,7 +148,13 @@ class OpenFile:
 
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """Decode columns of one row group on the calling thread."""
-        return self.decoder.batches(self.parquet, request, self._read_range)
+        with self.fetched(request.row_group, request.all_leaves) as source:
+            yield from self.decoder.batches(source.parquet, request, source.read)
+
+    @contextmanager
+    def fetched(self, row_group: int, leaves: Sequence[int]) -> Iterator[ColumnSource]:
+        """Have the bytes of some Parquet columns of a row group ready to be decoded."""
+        yield ColumnSource(self.parquet, self._read_range)
 
     def _read_range(self, start: int, stop: int) -> pa.Buffer:
         self._source.seek(start)
@@ -128,15 +170,9 @@ class _LocalFile(OpenFile):
 
     def __init__(self, filesystem: pafs.FileSystem, path: str, version: FileVersion) -> None:
         self._filesystem, self._path, self._version = filesystem, path, version
-        self._dictionaries: Sequence[str] = ()
         with explain_errors(version.uri, listed=True):
-            source, parquet = with_retries(self._open, filesystem, version.uri)
-        super().__init__(parquet, source, version)
-
-    def read_dictionaries(self, paths: Sequence[str]) -> None:
-        """As `OpenFile.read_dictionaries`."""
-        self._dictionaries = paths
-        super().read_dictionaries(paths)
+            source, metadata = with_retries(self._open, filesystem, version.uri)
+        super().__init__(metadata, source, version)
 
     def read_at(self, size: int, start: int) -> bytes:
         """As `OpenFile.read_at`."""
@@ -160,13 +196,21 @@ class _LocalFile(OpenFile):
 
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`."""
-        self._read_ahead(coalesce([facts.place for facts in self.decoder.facts(request.row_group, request.all_leaves)]))
         decoded = Restartable(lambda: OpenFile.batches(self, request))
         yield from iter(lambda: self._read_again(lambda: next(decoded, None)), None)
 
-    def close(self) -> None:
-        self.parquet.close(force=True)
-        self._source.close()
+    @contextmanager
+    def fetched(self, row_group: int, leaves: Sequence[int]) -> Iterator[ColumnSource]:
+        """As `OpenFile.fetched`: the system is told what will be read, unless it is one range, as of a column file."""
+        ranges = coalesce([facts.place for facts in self.decoder.facts(row_group, leaves)])
+        if len(ranges) > 1:
+            self._read_ahead(ranges)
+        yield ColumnSource(self.parquet, self._read_range)
+
+    def reopen(self) -> None:
+        """As `OpenFile.reopen`."""
+        self.close()
+        self._source, _ = self._open()
 
     def _read_ahead(self, ranges: Sequence[Range]) -> None:
         with suppress(OSError, AttributeError):  # only a hint to the kernel
@@ -178,22 +222,9 @@ class _LocalFile(OpenFile):
                 os.close(descriptor)
 
     def _read_again(self, read: Callable[[], T]) -> T:
-        """Read; after a transient failure, open the file again and repeat it."""
-        failed = False
+        return read_again(read, self.reopen, self._filesystem, self._uri)
 
-        def attempt() -> T:
-            nonlocal failed
-            if failed:
-                self.close()
-                self._source, self.parquet = self._open()
-            failed = True
-            result = read()
-            failed = False
-            return result
-
-        return with_retries(attempt, self._filesystem, self._uri)
-
-    def _open(self) -> tuple[pa.NativeFile, pq.ParquetFile]:
+    def _open(self) -> tuple[pa.NativeFile, pq.FileMetaData]:
         version = self._version
         info = self._filesystem.get_file_info(self._path)
         if info.type != pafs.FileType.NotFound:
@@ -201,8 +232,7 @@ class _LocalFile(OpenFile):
         source = self._filesystem.open_input_file(self._path)
         try:
             tail = source.read_at(version.footer_bytes, version.size_bytes - version.footer_bytes)
-            metadata = _metadata(version, tail)
-            return source, open_parquet(source, metadata, pre_buffer=False, dictionaries=self._dictionaries)
+            return source, _metadata(version, tail)
         except BaseException:
             source.close()
             raise
@@ -215,13 +245,8 @@ class _RemoteFile(OpenFile):
         self._filesystem, self._path, self._version, self._chunks = filesystem, path, version, chunks
         with FETCH_CLOCK.waiting():
             self._source, self._stamp, metadata = with_retries(self._open, filesystem, version.uri, listed=True)
-        self._dictionaries: Sequence[str] = ()
         self._dropped: set[int] = set()  # row groups that are read from the store alone
-        super().__init__(open_parquet(pa.BufferReader(b""), metadata), self._source, version)
-
-    def read_dictionaries(self, paths: Sequence[str]) -> None:
-        """As `OpenFile.read_dictionaries`."""
-        self._dictionaries = paths
+        super().__init__(metadata, self._source, version)
 
     def read_at(self, size: int, start: int) -> bytes:
         return with_retries(
@@ -234,22 +259,23 @@ class _RemoteFile(OpenFile):
         nbytes = self._fetch(sparse, None, spans)
         return [sparse.read_range(*span) for span in spans], nbytes
 
-    def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
-        """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
-        if not request.all_leaves:
-            yield from super().batches(request)
+    @contextmanager
+    def fetched(self, row_group: int, leaves: Sequence[int]) -> Iterator[ColumnSource]:
+        """As `OpenFile.fetched`: all bytes have arrived, and are verified to be of this file."""
+        if not leaves:
+            yield ColumnSource(lambda: open_parquet(pa.BufferReader(b""), self.metadata), self._read_range)
             return
         size = self._version.size_bytes
         sparse = SparseFile(size)
-        ranges = [facts.place for facts in self.decoder.facts(request.row_group, request.all_leaves)]
+        ranges = [facts.place for facts in self.decoder.facts(row_group, leaves)]
         identity = self._identity()
-        if self._chunks is None or identity is None or request.row_group in self._dropped:
-            self._fetch(sparse, request.row_group, ranges)
+        if self._chunks is None or identity is None or row_group in self._dropped:
+            self._fetch(sparse, row_group, ranges)
         else:
-            fetch = partial(self._fetch, sparse, request.row_group)
-            self._chunks.fill(sparse, identity, request.row_group, ranges, fetch)
+            fetch = partial(self._fetch, sparse, row_group)
+            self._chunks.fill(sparse, identity, row_group, ranges, fetch)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
-            yield from self.decoder.batches(parquet, request, sparse.read_range)
+            yield ColumnSource(lambda: parquet, sparse.read_range)
 
     def drop_kept(self, row_group: int) -> bool:
         """As `OpenFile.drop_kept`."""
@@ -358,14 +384,16 @@ _layouts: RecentValues[tuple[str, bytes, StoredNames | None, str], _Layout] = Re
 _checked_footers: RecentValues[tuple[str, str], bytes] = RecentValues(_KEPT_TAGS)  # digests by file and entity tag
 
 
-def _layout(version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
+def _layout(version: FileVersion, metadata: pq.FileMetaData) -> _Layout:
     """A file's schema, Parquet columns and groups stored once per run, kept by footer: it is opened once per split."""
     key = version.uri, version.footer_digest, version.stored_names, version.decoder
     known = _layouts.get(key)
     if known is not None:
         return known
-    schema, metadata = storage_schema(parquet.schema_arrow), parquet.metadata
-    as_stored = schema == parquet.schema_arrow
+    with open_parquet(pa.BufferReader(b""), metadata) as parquet:
+        read = parquet.schema_arrow
+    schema = storage_schema(read)
+    as_stored = schema == read
     rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
     dedup = dedup_metadata(metadata.metadata, schema, rows, version.uri)
     if version.stored_names is not None:

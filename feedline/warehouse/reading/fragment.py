@@ -8,10 +8,10 @@ snapshot and a selection where work is planned, and travels with the request.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,9 @@ from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.cache.file_chunks import FileChunks
+from feedline.warehouse.discovery.column_log import ColumnFile, column_files_of
 from feedline.warehouse.parquet.decode import DecodedRows, FileVersion
+from feedline.warehouse.parquet.joined_file import FileToJoin, open_joined
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
@@ -55,7 +57,7 @@ class Fragment:
     UNCOUNTED; `proofs`: what statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the
     file's keys and typed values. `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see
     `pack_mask`) or None; empty if no row group has any. `stored_names`: of the table's columns in the file, if they are
-    not the table's. `decoder`, `source_cache`, `histories`: see `Snapshot`.
+    not the table's. `columns`: the file's column files. `decoder`, `source_cache`, `histories`: see `Snapshot`.
     """
 
     table: str
@@ -71,6 +73,7 @@ class Fragment:
     proofs: tuple[int, ...] = ()
     excluded: tuple[_Digest | None, ...] = ()
     stored_names: StoredNames | None = None
+    columns: tuple[ColumnFile, ...] = ()
     decoder: str = "auto"
     source_cache: CacheRef | None = field(default=None, repr=False)  # no key names it: bytes do not depend on it
     histories: tuple[HistoryRef, ...] = ()
@@ -80,25 +83,58 @@ class Fragment:
         """The file's URI for messages."""
         return join(redact(self.table), self.path)
 
-    def open(self) -> AbstractContextManager[OpenFile]:
-        """Open the file, if it is the snapshot's (see `open_unchanged`)."""
-        location = locate(self.table)
+    def open(self, names: Collection[str] | None = None) -> AbstractContextManager[OpenFile]:
+        """Open the file, if it is the snapshot's (see `open_unchanged`), with its column files: with those alone that
+        these columns and parts are read from, if names are given."""
+        filesystem, base = locate(self.table).filesystem, self._to_join(self.path, self.file_version)
+        columns = self.columns if names is None else self.columns_for(names)
+        if not columns:
+            return open_unchanged(filesystem, base.path, base.version, base.chunks)
+        others = [self._to_join(file.path, self._version_of(file), file) for file in columns]
+        return open_joined(filesystem, base, others)
+
+    def columns_for(self, names: Iterable[str]) -> tuple[ColumnFile, ...]:
+        """The column files that these columns and parts may be read from."""
+        if not self.columns:
+            return ()
+        parts = {name: part_of(name) for name in names}
+        columns = {name if part is None else part.column for name, part in parts.items()}.union(parts)
+        # a map's key may have a column of its own, `map.key`
+        maps = tuple(f"{part.column}." for part in parts.values() if part is not None)
+        return tuple(
+            file
+            for file in self.columns
+            if any(field in columns or (maps and field.startswith(maps)) for field in file.fields)
+        )
+
+    def _to_join(self, path: str, version: FileVersion, file: ColumnFile | None = None) -> FileToJoin:
         cache = None
         if self.source_cache is not None:
             cache = FileChunks(
-                cache=self.source_cache, table=redact(self.table), path=self.path, partition=dict(self.partition)
+                cache=self.source_cache, table=redact(self.table), path=path, partition=dict(self.partition)
             )
-        return open_unchanged(location.filesystem, join(location.path, self.path), self.file_version, cache)
+        full = join(locate(self.table).path, path)
+        return FileToJoin(path=full, version=version, fields=() if file is None else file.fields, chunks=cache)
+
+    def _version_of(self, file: ColumnFile) -> FileVersion:
+        return FileVersion(
+            uri=join(redact(self.table), file.path),
+            stamp=file.stamp,
+            footer_digest=file.footer_digest,
+            footer_bytes=file.footer_bytes,
+            decoder=self.decoder,
+        )
 
     def check(self) -> None:
-        """Check that the file is the snapshot's, by one request and without opening it. Raises TableChangedError."""
-        location = locate(self.table)
-        path = join(location.path, self.path)
-        with explain_errors(self.uri, listed=True):
-            stamp = with_retries(
-                lambda: stamp_at(location.filesystem, path), location.filesystem, self.uri, listed=True
-            )
-        self.file_version.refuse_other(stamp)
+        """Check that the file and its column files are the snapshot's, by a request each and without opening them.
+        Raises TableChangedError."""
+        filesystem = locate(self.table).filesystem
+        files = [(self.path, self.file_version), *((file.path, self._version_of(file)) for file in self.columns)]
+        for each, version in files:
+            path = join(locate(self.table).path, each)
+            with explain_errors(version.uri, listed=True):
+                stamp = with_retries(partial(stamp_at, filesystem, path), filesystem, version.uri, listed=True)
+            version.refuse_other(stamp)
 
     def alone(self, position: int) -> Fragment:
         """One of its row groups."""
@@ -252,6 +288,7 @@ def _file_facts(snapshot: Snapshot, file: int) -> dict[str, Any]:
             "footer_bytes": facts["footer_bytes"][file].as_py(),
             "partition": snapshot.partition_of(file),
             "stored_names": snapshot.stored_names,
+            "columns": column_files_of(facts, file),
             "decoder": snapshot.decoder,
             "source_cache": snapshot.source_cache,
             "histories": snapshot.histories,

@@ -128,6 +128,11 @@ class ReadRequest:
         marked = (part for mark in self.marks for part in sorted(mark.parts))
         return tuple(dict.fromkeys([*self.columns, *marked])) if self.marks else tuple(self.columns)
 
+    @property
+    def all_parts(self) -> tuple[str, ...]:
+        """The columns and column parts to read, with those of filter and sample."""
+        return (*self.parts, *sorted(self.row_filter().parts))
+
     def row_filter(self) -> RowFilter:
         """The conditions on rows, for one pass over a fragment."""
         weigh = self.sample is not None and SAMPLE_WEIGHT in self.columns
@@ -211,8 +216,8 @@ def batches(
     compact = frozenset(request.compact).difference(marked)
     coded = {name: most for name, most in request.coded.items() if name not in marked}
     refuse_foreign(schema, row_filter.parts)
-    with fragment.open() as file:
-        names = (*columns, *row_filter.parts) if row_filter.parts else columns
+    names = (*columns, *row_filter.parts) if row_filter.parts else columns
+    with fragment.open(names) as file:
         if not _whole.has(schema, names) and any(schema.get_field_index(name) < 0 for name in names):
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))

@@ -121,7 +121,8 @@ def _is_paged(file: OpenFile, fragment: Fragment, schema: pa.Schema, name: str) 
         return True
     groups = () if file.dedup is None else file.dedup.groups.values()
     stored_once = any(name in group.columns for group in groups)
-    return not stored_once and len(leaves) == 1 and file.decoder.is_flat(leaves.start)
+    own = leaves.stop <= file.base.metadata.num_columns  # not of a column file
+    return own and not stored_once and len(leaves) == 1 and file.decoder.is_flat(leaves.start)
 
 
 class _Part(NamedTuple):
@@ -192,7 +193,7 @@ def _indexes(
             kept = page_indexes.get((*file_key, row_group, leaf))
             if kept is not None:
                 found[row_group, leaf] = kept
-            elif place := index_place(file.metadata, fragment.footer_digest, row_group, leaf, fragment.bytes):
+            elif place := index_place(file.base.metadata, fragment.footer_digest, row_group, leaf, fragment.bytes):
                 missing[row_group, leaf] = place, chunk
             else:
                 found[row_group, leaf] = NO_PAGES

@@ -17,6 +17,7 @@ import pyarrow.types as pat
 
 from feedline.dataclass import dataclass
 from feedline.errors import StateError
+from feedline.warehouse.discovery.column_log import column_file_names
 from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -42,22 +43,24 @@ class FileChanges:
     rewritten: int = 0
 
 
-def file_changes(old: Snapshot, new: Snapshot) -> FileChanges:
-    """Compare the files of two snapshots.
+def file_changes(old: Snapshot, new: Snapshot, columns: Collection[str] | None = None) -> FileChanges:
+    """Compare the files of two snapshots. A file with other column files is rewritten; columns: with others of these.
 
     Raises StateError if a partition key changed its type and a path does not spell its value.
     """
     known = known_files(new.files, old.files)
+    now, before = (np.array(column_file_names(each.files, columns), object) for each in (new, old))
+    same = known.same & (now == before[known.index]) if len(before) else known.same
     changes = FileChanges(retimed=known.retimed)
     spelled = [name for name in old.partition_columns if not same_string(_type(old, name), _type(new, name))]
-    after = np.flatnonzero(known.same)
+    after = np.flatnonzero(same)
     changes.unchanged = dict(sorted(zip(known.index[after].tolist(), after.tolist(), strict=True)))
-    changes.rewritten = int((~known.same & (known.index >= 0)).sum())
+    changes.rewritten = int((~same & (known.index >= 0)).sum())
     for file in range(len(old.files)):
         if file not in changes.unchanged:
             changes.old.setdefault(_partition(old, file, spelled), []).append(file)
     for file in range(len(new.files)):
-        if not known.same[file]:
+        if not same[file]:
             changes.new.setdefault(_partition(new, file, spelled), []).append(file)
     return changes
 

@@ -258,9 +258,12 @@ def _name(recording: Recording, fragment: Fragment, part: str) -> str:
 
 
 def _digest(fragment: Fragment) -> str:
-    """The name of a file's content, also of one that nobody can tell: the mark of its snapshot is part of it."""
+    """The name of a file's content, also of one that nobody can tell: the mark of its snapshot is part of it. All its
+    column files are, too: filters and keys may read any."""
     content = fragment.stamp.content_name or fragment.tag
-    return hashlib.sha256(f"{fragment.path}\0{content}\0".encode() + fragment.footer_digest).hexdigest()[:32]
+    columns = "\0".join(["", *map(str, [file.content_name for file in fragment.columns])]).encode()
+    named = f"{fragment.path}\0{content}\0".encode() + fragment.footer_digest + columns
+    return hashlib.sha256(named).hexdigest()[:32]
 
 
 @functools.cache

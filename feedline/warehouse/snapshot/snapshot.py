@@ -2,8 +2,8 @@
 
 Pure, except for the files below `work_dir` that it is saved to (`take` takes one). The id is the sha256 of everything
 that determines the table's rows: the schema, and for each file its path below the root, size, modification time, etag
-(if the store has one), footer digest and rows per row group; also partition values and names of columns in files that a
-table's log holds. The root is not part of it.
+(if the store has one), footer digest and rows per row group, and its column files; also partition values and names of
+columns in files that a table's log holds. The root is not part of it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.resources.cgroups import available_cores
 from feedline.warehouse.cache.cache_folder import CacheRef
+from feedline.warehouse.discovery.column_log import COLUMN_FILES, column_file_names
 from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, contiguous
@@ -54,13 +55,14 @@ class Snapshot:
     """A frozen table.
 
     `uri`: the root. `schema`: the files' columns, then the partition columns. `files`: path (below the root), bytes,
-    mtime_ns, etag (if the store has tags, or there is no time; see `file_identity`), footer_digest (binary),
-    footer_bytes, rows, row_groups, schema (int32, an index of `file_schemas`) and, if the table has partition keys, the
-    struct `partition`, and if files hold keys that their paths lack (`held_keys`), the struct `path_keys` of the paths'
-    values. `row_groups`: file, row_group (within the file), rows, bytes. `facts`: of every column, see `column_facts`.
-    `ignored`: the number of files skipped because of their suffix. `logged`: partition values come from a table's log,
-    not from the paths. `stored_names`: of the columns in files, if the log maps them (None: those of `schema`). `home`:
-    the work_dir that it was loaded from.
+    mtime_ns, etag (if the store has tags, or there is no time; see `file_identity`), column_files (if the table has
+    any; see `column_log`), footer_digest (binary), footer_bytes, rows, row_groups, schema (int32, an index of
+    `file_schemas`) and, if the table has partition keys, the struct `partition`, and if files hold keys that their
+    paths lack (`held_keys`), the struct `path_keys` of the paths' values. `row_groups`: file, row_group (within the
+    file), rows, bytes. `facts`: of every column, see `column_facts`. `file_schemas`, and the bytes of row groups, are
+    those of files with their column files. `ignored`: the number of files skipped because of their suffix. `logged`:
+    partition values come from a table's log, not from the paths. `stored_names`: of the columns in files, if the log
+    maps them (None: those of `schema`). `home`: the work_dir that it was loaded from.
 
     Of what reads its files, and no part of what is saved: `decoder`, as `source.decoder`; `source_cache`, which keeps
     the column chunks of files in a store (None: nothing is kept); `histories`, of which its rows get lists of events;
@@ -333,6 +335,8 @@ def identity(
             digest.update(coded.indices.fill_null(-1).to_numpy().astype("<i8").tobytes())
     if stored_names is not None:
         digest.update(stored_names.text.encode())
+    if COLUMN_FILES in files.schema.names:
+        digest.update(json.dumps(column_file_names(files)).encode())
     return digest.hexdigest()
 
 
@@ -354,13 +358,21 @@ def same_files(one: Snapshot, other: Snapshot) -> Int64s:
     """int64 [files of `other`]: the index of the same file in `one`, -1 without one."""
     own_paths, paths = contiguous(one.files["path"]), contiguous(other.files["path"])
     if absolute(one.uri) == absolute(other.uri):
-        return _filled(pc.index_in(paths, value_set=own_paths))
+        return _with_same_columns(one, other, _filled(pc.index_in(paths, value_set=own_paths)))
     same = np.full(len(paths), -1, np.int64)
     places_of_one, places = _with_footers_of(one, other), _with_footers_of(other, one)  # a file has one footer
     names = _real_names(other, paths.take(pa.array(places)))
     index = _filled(pc.index_in(names, value_set=_real_names(one, own_paths.take(pa.array(places_of_one)))))
     same[places[index >= 0]] = places_of_one[index[index >= 0]]
-    return same
+    return _with_same_columns(one, other, same)
+
+
+def _with_same_columns(one: Snapshot, other: Snapshot, same: Int64s) -> Int64s:
+    """Without files that are read with other column files: a file that is named alone is read without any."""
+    if not any(COLUMN_FILES in each.files.schema.names for each in (one, other)):
+        return same
+    names, others = (np.array(column_file_names(each.files), object) for each in (one, other))
+    return np.where((same >= 0) & (names[same] == others), same, -1)
 
 
 def _with_footers_of(snapshot: Snapshot, other: Snapshot) -> Int64s:

@@ -33,6 +33,7 @@ from feedline.warehouse.discovery.partitions import refine
 from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot.column_facts import HeldKey, contiguous, held_keys, order_by_keys, with_path_values
+from feedline.warehouse.snapshot.column_files import same_column_files, with_column_facts
 from feedline.warehouse.snapshot.footer_tasks import FOOTERS, FooterResult, read_footers
 from feedline.warehouse.snapshot.packed_facts import (
     Assembly,
@@ -302,6 +303,8 @@ def snapshot_of(
         if corrupt and on_bad is None:
             raise CorruptFileError(next(iter(corrupt.values())))
     parts += overflow.parts()
+    fresh = np.zeros(len(listing.files), np.bool_)
+    fresh[unread] = True
     if on_bad is not None and corrupt:
         for index, message in sorted(corrupt.items()):
             on_bad(listing.files["path"][index].as_py(), CorruptFileError(message))
@@ -312,7 +315,9 @@ def snapshot_of(
                 f"{first}"
             )
         listing, parts = _leave_out(listing, parts, np.array(sorted(corrupt), np.int64))
-    listing, assembly = _identify(listing, assemble(parts or [part_without_files()]), now_ns)
+        fresh = np.delete(fresh, sorted(corrupt))
+    joined = with_column_facts(listing, assemble(parts or [part_without_files()]), fresh, map)
+    listing, assembly = _identify(listing, joined, now_ns)
     snapshot = _freeze(listing, assembly, rules or SchemaRules())
     if work_dir is None:
         return snapshot
@@ -490,6 +495,8 @@ def _save_last(work_dir: str, listing: Listing, id: str, taken_ns: int) -> None:
 
 def _last_name(listing: Listing) -> str:
     names = [] if listing.stored_names is None else [listing.stored_names.text]
+    if listing.columns is not None:  # of dropped columns a snapshot has no facts
+        names += sorted(listing.columns.hidden)
     name = hashlib.sha256(json.dumps([listing.uri, listing.source_names, *names]).encode()).hexdigest()
     return f"tables/{name}.arrow"
 
@@ -499,4 +506,5 @@ def _reuse_facts(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[
     # of a key that files may hold, the facts must be there
     keys = {name for name, values in listing.partition.items() if not values.null_count or listing.schema is not None}
     old = unchanged_files(listing, part, kept={*last.file_columns, *keys}, taken_ns=taken_ns)
+    old = np.where(same_column_files(listing, last.files, old), old, -1)
     return ([carry_over(part, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)

@@ -1,0 +1,1 @@
+"""Add columns to a table, and drop them, without rewriting it."""
