@@ -149,7 +149,7 @@ def _find(uri: str, where: str, run: Map) -> tuple[FoundRows, Condition, frozens
     if listing.column_bytes:
         raise TableArgumentError(
             f"{redact(uri)} has {len(listing.column_bytes):,} column files, which hold values of its rows: expected "
-            "none. Write them into the table's files with feedline optimize, delete from that table, and remove this one"
+            "none. Write them into a table's files with feedline optimize, delete from that one, and remove this one"
         )
     snapshot = snapshot_of(listing)
     condition = bind_condition(where, snapshot.schema)

@@ -355,13 +355,13 @@ def test_built_tables_take_columns_and_lose_rows(tmp_path: Path) -> None:
     write_logs(drawn_logs(5), tmp_path / "logs")
     spec, table = spec_of(tmp_path), str(tmp_path / "out")
     built(spec)
-    before = Table(table).to_arrow(["user_id"]).num_rows
+    before = Table(table).read(columns=["user_id"]).num_rows
     report = delete_rows(table, DeleteRequest(where='user_id == "u3"'))
-    assert 0 < report.rows == before - Table(table).to_arrow(["user_id"]).num_rows
+    assert 0 < report.rows == before - Table(table).read(columns=["user_id"]).num_rows
     add_columns(table, ExpressionValues(expression="clicks * 2", name="twice"))
     with pytest.raises(TableArgumentError, match=r"has \d column files, which hold values of its rows: expected none"):
         delete_rows(table, DeleteRequest(where='user_id == "u4"'))
     assert built(spec).built == ()
-    rows = Table(table).to_arrow(["clicks", "twice"])
+    rows = Table(table).read(columns=["clicks", "twice"])
     assert rows.num_rows == before - report.rows
     assert rows["twice"].to_pylist() == [2 * clicks for clicks in rows["clicks"].to_pylist()]
