@@ -73,3 +73,40 @@ def grouped(root: Path, by: str, kept: tuple[str, ...], lists: tuple[str, ...], 
     table = found.read_all() if isinstance(found, pa.RecordBatchReader) else found
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
+
+
+def write_requests(root: Path, parts: list[list[dict[str, Any]]], schema: pa.Schema, *, row_group_size: int) -> Path:
+    """Write requests as the files of a table, a folder `ds=…` each, in row groups of so many requests."""
+    for day, rows in enumerate(parts):
+        folder = root / f"ds={day}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema), folder / "0.parquet", row_group_size=row_group_size)
+    return root
+
+
+def write_unnested(requests: Path, root: Path, lists: tuple[str, ...]) -> Path:
+    """Write the impressions that DuckDB's `unnest` makes of a request table, row group by row group, in the same files.
+    A list of another row group or file stays apart; a row group without impressions is left out."""
+    for path in sorted(requests.rglob("*.parquet")):
+        file, target = pq.ParquetFile(path), root / path.relative_to(requests)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        names = [name for name in file.schema_arrow.names if name != "ds"]
+        chosen = ", ".join(f"unnest({name}) as {name}" if name in lists else name for name in names)
+        fields = [
+            field.with_type(field.type.value_type).with_nullable(True) if field.name in lists else field
+            for field in file.schema_arrow
+        ]
+        schema = pa.schema(fields).remove_metadata()
+        with pq.ParquetWriter(target, schema) as writer:
+            for index in range(file.num_row_groups):
+                group = file.read_row_group(index).append_column(
+                    "request_row", pa.array(range(file.metadata.row_group(index).num_rows))
+                )
+                query = f"select {chosen}, request_row, generate_subscripts({lists[0]}, 1) as place from grp"
+                con = duckdb.connect()
+                con.register("grp", group)
+                found = con.sql(f"select {', '.join(names)} from ({query}) order by request_row, place").arrow()
+                table = found.read_all() if isinstance(found, pa.RecordBatchReader) else found
+                if table.num_rows:
+                    writer.write_table(table.cast(schema), row_group_size=table.num_rows)
+    return root

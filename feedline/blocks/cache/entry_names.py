@@ -124,6 +124,7 @@ class EntryNames:
             *(row_group, segment.first, repr(fragment.partition), repr(fragment.stored_names)),
             *(hashlib.sha256(bits).hexdigest() for bits in fragment.excluded if bits is not None),
             *([fragment.decoder] if fragment.decoder != "auto" else []),
+            *([["explode", *fragment.exploded.names]] if fragment.exploded is not None else []),
         ]
         return EntryGroup(
             digest=_digest(place),
