@@ -18,7 +18,7 @@ from request_tables import impression_table, write_requests, write_unnested
 
 from feedline import Pipeline
 from feedline.blocks.request import pack_pieces, unpack_pieces
-from feedline.errors import DataError, FeedlineError, SpecError, StateError
+from feedline.errors import CorruptFileError, DataError, FeedlineError, SpecError, StateError
 from feedline.loader.state import state_of
 from feedline.planning.kept_rows import read_kept_rows
 from feedline.warehouse.selection.pruning_report import COUNTED, STATISTICS, WHOLE
@@ -223,7 +223,8 @@ def test_a_cache_keeps_impressions_apart_from_requests(place: Documents, tmp_pat
 def test_a_list_that_a_file_lacks_is_null(tmp_path: Path):
     full = pa.table({"r": [0, 1], "item": [[1, 2], [3]], "score": [[0.5, 1.5], [2.5]]})
     write_requests(tmp_path / "t", [full.to_pylist()], full.schema, row_group_size=9)
-    older = full.drop_columns("score")
+    older = full.drop_columns("score")  # of a narrower type, too
+    older = older.set_column(1, "item", older["item"].cast(pa.list_(pa.int32())))
     folder = tmp_path / "t" / "ds=1"
     folder.mkdir()
     pq.write_table(older, folder / "0.parquet")
@@ -239,6 +240,51 @@ def test_a_list_that_a_file_lacks_is_null(tmp_path: Path):
     [batch] = Pipeline.from_dict(document).batches()
     assert batch["score"].tolist() == [0.5, 1.5, 2.5, -1, -1, -1]
     assert batch["item"].tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_groups_that_a_request_table_stores_once_stay_groups(place: Documents, tmp_path: Path):
+    """A request's columns that repeat from request to request, in the files, and then from row to row."""
+    dedup = {"user": {"columns": ["age", "history", "country"]}}
+    table = place[0]["source"]["table"]
+    groups = (("a", ("age", "country")), ("b", ("history",)))
+    rewrite(Path(table), tmp_path / "stored", dedup=groups, row_group_rows=17)
+    stored = {
+        **place[0],
+        "work_dir": str(tmp_path / "work"),
+        "source": {**place[0]["source"], "table": str(tmp_path / "stored")},
+    }
+    for options in ({}, {"shuffle": "off", "dedup": dedup}, {"source.where": "item % 3 == 1 and age > 3"}):
+        expected = images(Pipeline.from_dict(place[0], set=options))
+        assert images(Pipeline.from_dict(stored, set=options)) == expected
+        assert len(expected[0]) > 4
+
+
+def test_a_file_whose_lists_are_damaged_is_skipped(tmp_path: Path):
+    table = write_requests(tmp_path / "t", requests_of([3] * 40, 4), SCHEMA, row_group_size=5)
+    damaged = table / "ds=2" / "0.parquet"
+    pq.write_table(pq.read_table(damaged, partitioning=None), damaged, row_group_size=5, write_page_checksum=True)
+    chunk = pq.read_metadata(damaged).row_group(1).column(4)
+    content = bytearray(damaged.read_bytes())
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    content[end - 3 : end] = bytes(255 - byte for byte in content[end - 3 : end])
+    damaged.write_bytes(content)
+    document = {
+        "version": 1,
+        "name": "t",
+        "work_dir": str(tmp_path / "work"),
+        "source": {"table": str(table), "explode": list(LISTS)},
+        "features": {"dense": {"item": []}, "extra": ["request"]},
+        "batch": {"size": 8, "tail": "partial"},
+    }
+    with pytest.raises(CorruptFileError, match="ds=2"):
+        Pipeline.from_dict(document).plan()
+    pipeline = Pipeline.from_dict(document, set={"source.on_bad_file": "skip"})
+    plan = pipeline.complete_plan()
+    assert [Path(each.path).parent.name for each in plan.facts().bad_files] == ["ds=2"]
+    with pytest.warns(UserWarning, match="1 bad file left out"):
+        batches = list(pipeline.batches(plan=plan))
+    found = {int(row) for batch in batches for row in batch.extra["request"][batch.valid]}
+    assert found == {*range(20), *range(30, 40)}
 
 
 @pytest.mark.parametrize("noted", [False, True])

@@ -126,6 +126,13 @@ class Fragment:
         first, stop = file.row_starts()[self.row_groups[position] : self.row_groups[position] + 2]
         return first, stop
 
+    def first_rows(self, file: OpenFile) -> list[int]:
+        """The first row of each row group, in those of the file."""
+        if self.spans:
+            return [first for first, _ in self.spans]
+        starts = file.row_starts()
+        return [starts[row_group] for row_group in self.row_groups]
+
     def proofs_of(self, position: int) -> int:
         return self.proofs[position] if self.proofs else 0
 

@@ -223,6 +223,7 @@ def batches(
             _whole.add(schema, names)
         skipped = skip(file)
         is_numbered = row_filter.sample is not None or any(mark.samples for mark in request.marks)
+        first_rows = fragment.first_rows(file) if is_numbered else None  # a footer may name thousands of row groups
         needed: dict[tuple[tuple[str, ...], frozenset[str]], tuple[StoredColumns, ExplodedRows | None]] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
@@ -247,7 +248,7 @@ def batches(
                 fragment=fragment,
                 position=position,
                 row_filter=here,
-                first_row=fragment.span_of(position, file)[0] if is_numbered else 0,
+                first_row=0 if first_rows is None else first_rows[position],
                 chunk_rows=request.chunk_rows if lists is None else chunk_requests(request.chunk_rows, rows, span),
                 first_rows=0 if position else _first_rows(request.first_rows, rows, expected),
                 coded={name: 0 if name in here.parts else coded.get(name, 0) for name in names_of_codes},
