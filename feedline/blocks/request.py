@@ -75,12 +75,13 @@ def pack_pieces(pieces: Sequence[Piece]) -> Packed:
         zlib.compress(np.array(list(chain.from_iterable(numbers)), "<i8").tobytes()),
         tuple(fragment.excluded for fragment in fragments) if any(fragment.excluded for fragment in fragments) else (),
         tuple(fragment.columns for fragment in fragments) if any(fragment.columns for fragment in fragments) else (),
+        tuple(fragment.spans for fragment in fragments) if any(fragment.spans for fragment in fragments) else (),
     )
 
 
 def unpack_pieces(packed: Packed) -> list[Piece]:
     """The pieces that `pack_pieces` packed."""
-    count, tables, keys, strings, digests, compressed, excluded, column_files = packed
+    count, tables, keys, strings, digests, compressed, excluded, column_files, spans = packed
     texts = zlib.decompress(strings).decode().split(_END)
     values: list[int] = np.frombuffer(zlib.decompress(compressed), "<i8").tolist()
     columns = [values[start : start + count] for start in range(0, 10 * count, count)]
@@ -97,6 +98,7 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
         _slices(expected, group_counts),
         _slices(proved, proof_counts),
         excluded or ((),) * count,
+        spans or ((),) * count,
         strict=True,
     )
     return [
@@ -119,16 +121,19 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
                 decoder=tables[table_of[index]][2],
                 source_cache=tables[table_of[index]][3],
                 histories=tables[table_of[index]][4],
+                exploded=tables[table_of[index]][5],
+                spans=own_spans,
             ),
             skips[index],
             rows[index],
         )
-        for index, (path, tag, digest, own_groups, own_expected, own_proofs, own_excluded) in enumerate(each)
+        for index, (path, tag, digest, own_groups, own_expected, own_proofs, own_excluded, own_spans) in enumerate(each)
     ]
 
 
 def _shared(fragment: Fragment) -> tuple[Any, ...]:
-    return fragment.table, fragment.stored_names, fragment.decoder, fragment.source_cache, fragment.histories
+    own = fragment.source_cache, fragment.histories, fragment.exploded
+    return fragment.table, fragment.stored_names, fragment.decoder, *own
 
 
 def _slices(values: Any, counts: Sequence[int]) -> list[Any]:

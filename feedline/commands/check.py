@@ -30,7 +30,7 @@ from feedline.pipeline import Pipeline
 from feedline.planning.exclusions import matching_exclusion
 from feedline.planning.nulls import Gaps, absence_line, find_gaps
 from feedline.planning.read_columns import read_columns_of
-from feedline.planning.table_snapshot import listing_of_source, schema_rules
+from feedline.planning.table_snapshot import as_read, impressions_schema, listing_of_source, schema_rules
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
@@ -217,8 +217,9 @@ def run_check(spec: PipelineSpec, *, deep: bool = False, all_columns: bool = Fal
         findings = check_footers(listing, map=map, rules=rules)
         _remember(spec.work_dir, findings, deep=False)
         if rules.missing_error and findings.kinds:
-            read = read_columns_of(spec, findings.table_schema())
-            check_presence(findings, read.parts(findings.table_schema()), read.where)
+            schema = impressions_schema(spec, findings.table_schema())
+            read = read_columns_of(spec, schema)
+            check_presence(findings, read.parts(schema), read.where)
         gaps = _gaps(spec, findings, rules)
         if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
@@ -253,6 +254,7 @@ def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | 
     try:
         snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, on_bad=lambda path, error: None)
         snapshot = snapshot.without(faulty) if faulty else snapshot
+        snapshot = as_read(spec, snapshot)
         columns = read_columns_of(spec, snapshot.schema)
     except StoreError:
         raise
@@ -270,7 +272,7 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
     """The stored columns to decode: all, or those that the pipeline reads."""
     if all_columns:
         return tuple(findings.schema.names)
-    schema = findings.table_schema()
+    schema = impressions_schema(spec, findings.table_schema())
     needed = source_columns(schema, sorted(read_columns_of(spec, schema).columns(schema)))
     return tuple(name for name in needed if name in schema.names and name not in findings.partition)
 

@@ -37,7 +37,7 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
-from feedline.warehouse.optimize.recipe import Settings
+from feedline.warehouse.optimize.recipe import ROWS, Settings
 from feedline.warehouse.optimize.usage import Popularity, load_uses, popularity
 from feedline.warehouse.parquet.dedup_columns import FLAG_PREFIX
 from feedline.warehouse.parquet.encodings import GOALS, Choice
@@ -76,6 +76,17 @@ def optimize(
         str | None,
         typer.Option(metavar="COLUMN", help="Write histories: all rows of a key together, --sort-by its time first."),
     ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            help="Rows of DST: keep, request (a row of each request), impression (a row of each candidate).",
+            autocompletion=complete_words(*ROWS),
+        ),
+    ] = "keep",
+    by: Annotated[str, typer.Option(help="What makes a request, with --rows request: request_id.")] = "",
+    candidates: Annotated[
+        str, typer.Option(help="Columns that are lists in a request (default: those that differ within one).")
+    ] = "",
     order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
     goal: GoalOption = "balanced",
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
@@ -107,6 +118,9 @@ def optimize(
         cluster_by=_names("--cluster-by", cluster_by),
         sort_by=_names("--sort-by", sort_by),
         history=history,
+        rows=rows,
+        by=_names("--by", by),
+        candidates=_names("--candidates", candidates, ranges=True),
         order=order if order in ("keep", "popular") else _names("--order", order),
         goal=goal,
         row_group_rows=row_group_rows,
@@ -230,6 +244,9 @@ def _show_report(report: OptimizeReport, console: Console) -> None:
     if report.groups:
         console.print(_stored_groups(report))
     lines = explain_growth(report)
+    if report.requests is not None:
+        kind = "impressions of requests" if report.settings.rows == "impression" else "requests"
+        lines.append(f"rows are {kind}; candidates: {', '.join(report.requests.candidates)}")
     removed = f", {report.taken_away} removed" if report.taken_away else ""
     lines.append(
         f"{report.written} partitions written in {report.writing_s:.1f} s, after measuring for "

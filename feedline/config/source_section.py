@@ -249,6 +249,11 @@ class SourceSpec(Section):
     exclude: PathString | None = Field(
         default=None, description="A file that `feedline check --rows` wrote: bad rows of the snapshot, left out."
     )
+    explode: Names | None = Field(
+        default=None,
+        description="Lists of a request table whose elements are the rows: a row of each candidate, with the request's "
+        "other columns.",
+    )
     row_key: Names | None = Field(
         default=None, description="Columns that identify a row; runs record them, as `feedline rebase` needs."
     )
@@ -296,6 +301,10 @@ class SourceSpec(Section):
             raise rule_error(
                 "partitions", f"has no meaning with format {self.format}, whose log types the keys. Remove it"
             )
+        if self.explode is not None and len(set(self.explode)) < len(self.explode):
+            raise rule_error("explode", f"names a column twice: got {', '.join(self.explode)}. Name each once")
+        if self.explode is not None and self.anchors is not None:
+            raise rule_error("explode", "contradicts `anchors`, whose events are the rows. Remove one of the two")
         for key in ("max_bad_files", "max_bad_rows"):
             if getattr(self, key) is not None and self.on_bad_file == "error":
                 raise rule_error(

@@ -80,6 +80,13 @@ def _read_row_group(plan: SourcePlan, fragment: Fragment, names: Sequence[str], 
         plain = [name for name in names if _stored_as(schema, file.schema_arrow, name)]
         plain = plain if fragment.stored_names is None else []
         direct = _read_expanded(file, fragment.row_groups[0], plain) if plain else None
+        if fragment.exploded is not None:
+            lists = [name for name in fragment.exploded.names if name in file.schema_arrow.names]
+            same = [name for name in lists if file.schema_arrow.field(name).type == plan.snapshot.stored_type(name)]
+            plain = [name for name in names if name in plain or name in same]
+            stored = list(dict.fromkeys([*plain, *lists]))
+            direct = _explode(_read_expanded(file, fragment.row_groups[0], stored), lists).select(plain)
+            direct = direct if plain else None
     others = [name for name in names if name not in plain]
     if direct is not None and not others and not marks:
         return _frame(direct).select(names)
@@ -102,6 +109,12 @@ def _read_expanded(file: pq.ParquetFile, row_group: int, names: Sequence[str]) -
         for name in [name for name in names if flag_of.get(name) == flag]:
             table = table.set_column(table.schema.get_field_index(name), name, table[name].take(above))
     return table.select(names)
+
+
+def _explode(table: pa.Table, lists: Sequence[str]) -> pa.Table:
+    """A row of each element of these lists, by Polars; none of an empty or null one."""
+    frame = _frame(table)
+    return frame.filter(pl.col(lists[0]).list.len() > 0).explode(lists).to_arrow() if lists else table.slice(0, 0)
 
 
 def _stored_as(table: pa.Schema, file: pa.Schema, name: str) -> bool:

@@ -70,12 +70,12 @@ def types_to_declare(before: Snapshot, after: Snapshot) -> dict[str, pa.DataType
             continue
         if field.name in before.partition_columns or field.name in after.partition_columns:
             raise _key_error(after, field, here)
-        _refuse_files(after, field, here)
+        _refuse_files(after, field.with_type(before.stored_type(field.name)), here)
         changed.append(field.name)
     if not changed:
         return {}
     keys = after.partition_columns  # also of a key that files of an earlier epoch held themselves
-    return {name: before.schema.field(name).type for name in before.file_columns if name not in keys}
+    return {name: before.stored_type(name) for name in before.file_columns if name not in keys}
 
 
 def _key_error(after: Snapshot, field: pa.Field, here: pa.Field | None) -> TableError:

@@ -34,7 +34,8 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
     read = dict.fromkeys([*key, *([by] if by is not None else [])])
     stored = pa.schema([field_of(schema, name) for name in read if name not in not_stored])
     drawn = None if sample is None else sample.model_dump(exclude=None if sample.rest else {"rest"})
-    kept = json.dumps([spec.source.where, drawn])
+    exploded = [spec.source.explode] if spec.source.explode else []
+    kept = json.dumps([spec.source.where, drawn, *exploded])
     identity = identity_of(stored, key, by=by, by_length=lengths is not None, kept=kept)
     if identity is None:
         raise spec.error(

@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pyarrow as pa
+
 from feedline.config import PipelineSpec
 from feedline.config.cache_section import CacheSpec
 from feedline.config.source_section import LOG, SourceSpec, parse_type
-from feedline.errors import FeedlineError, PlanError, TableError
+from feedline.errors import CorruptFileError, FeedlineError, PlanError, StateError, TableArgumentError, TableError
 from feedline.planning.histories import with_histories
+from feedline.warehouse.bad_files import BadFilesFoundError, ForgivingMap
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import moment_of
+from feedline.warehouse.parquet.request_rows import impression_schema
 from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message, storage_type
+from feedline.warehouse.selection.impressions import exploded, refuse_columns
 from feedline.warehouse.snapshot.arrived_files import Landing, LandingRule, landed
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
@@ -63,7 +68,16 @@ def fresh_snapshot(
         listing = keep(listing) if keep is not None else listing
     rules = schema_rules(spec.source) if rules is None else rules
     snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, map=map, on_bad=on_bad)
-    return as_read(spec, snapshot)
+    if spec.source.explode is None or on_bad is None:
+        return as_read(spec, snapshot, map=map)
+    forgiving = ForgivingMap(map)
+    while True:
+        try:
+            return as_read(spec, snapshot, map=forgiving)
+        except BadFilesFoundError as error:
+            for path, reason in error.reasons.items():
+                on_bad(path, CorruptFileError(reason))
+            snapshot = snapshot.without(error.reasons)
 
 
 def landing_of(spec: PipelineSpec, *, now_ns: Callable[[], int] = time.time_ns) -> Landing:
@@ -93,11 +107,44 @@ def landed_listing(spec: PipelineSpec) -> Listing:
     return landing.listing
 
 
-def as_read(spec: PipelineSpec, snapshot: Snapshot, generations: Mapping[str, str] | None = None) -> Snapshot:
-    """The snapshot, whose files are read by the pipeline's decoder and through its cache of sources, and whose rows get
-    lists of events from its histories. generations: see `with_histories`."""
+def as_read(
+    spec: PipelineSpec, snapshot: Snapshot, generations: Mapping[str, str] | None = None, *, map: Map | None = None
+) -> Snapshot:
+    """The snapshot, whose files are read by the pipeline's decoder and through its cache of sources, whose rows are the
+    elements of exploded lists, and get lists of events from its histories. generations: see `with_histories`. map: runs
+    the counting of elements (default: threads)."""
+    snapshot = _exploded(spec, snapshot, map)
     cache = cache_ref(spec.cache) if spec.cache is not None and spec.cache.mode == "source" else None
     return with_histories(spec, replace(snapshot, decoder=spec.source.decoder, source_cache=cache), generations)
+
+
+def _exploded(spec: PipelineSpec, snapshot: Snapshot, map: Map | None) -> Snapshot:
+    """The snapshot with the rows of `source.explode`. Raises SpecError for columns that cannot be exploded, StateError
+    where a run's snapshot has other rows."""
+    names = spec.source.explode
+    if snapshot.exploded is not None:
+        if snapshot.exploded.names != names:
+            raise StateError(
+                f"the state belongs to another plan: its rows are the elements of "
+                f"{', '.join(snapshot.exploded.names)}, and pipeline.yaml explodes {', '.join(names or ('nothing',))}. "
+                "Use the pipeline.yaml of the run that saved it"
+            )
+        return snapshot
+    if names is None:
+        return snapshot
+    try:
+        return exploded(snapshot, names, work_dir=spec.work_dir, map=map)
+    except TableArgumentError as error:
+        raise spec.error(("source", "explode"), str(error)) from error
+
+
+def impressions_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
+    """The columns of a table, of those of `source.explode` the elements. Raises SpecError as `as_read`."""
+    try:
+        refuse_columns(schema, (), spec.source.explode or ())
+    except TableArgumentError as error:
+        raise spec.error(("source", "explode"), str(error)) from error
+    return impression_schema(schema, spec.source.explode or ())
 
 
 def cache_ref(cache: CacheSpec) -> CacheRef:
@@ -217,6 +264,7 @@ def _origin(source: SourceSpec) -> dict[str, str]:
         "format": source.format,
         "version": json.dumps([source.version, source.snapshot_id, source.as_of]),
         "partitions": json.dumps(source.partitions or {}, sort_keys=True),
+        **({} if source.explode is None else {"explode": ", ".join(source.explode)}),
         "schema.columns": json.dumps(
             {name: str(kind) for name, kind in schema_rules(source).columns.items()}, sort_keys=True
         ),

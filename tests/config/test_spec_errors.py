@@ -166,8 +166,8 @@ ALTERNATIVES = {
         "cluster feeder memory cache artifacts fit allow_code on_nonfinite on_expect metrics traces"
     ),
     ("source",): (
-        "table format version snapshot_id as_of snapshot partitions schema where sample exclude row_key on_bad_file "
-        "decoder max_bad_files max_bad_rows follow anchors split_rows"
+        "table format version snapshot_id as_of snapshot partitions schema where sample exclude explode row_key "
+        "on_bad_file decoder max_bad_files max_bad_rows follow anchors split_rows"
     ),
     ("source", "sample"): "fraction where seed key rest",
     ("source", "follow"): "landed until epoch",

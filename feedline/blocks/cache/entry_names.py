@@ -127,6 +127,7 @@ class EntryNames:
             *(hashlib.sha256(bits).hexdigest() for bits in fragment.excluded if bits is not None),
             *([fragment.decoder] if fragment.decoder != "auto" else []),
             *(file.content_name for file in self._column_files(fragment)),
+            *([["explode", *fragment.exploded.names]] if fragment.exploded is not None else []),
         ]
         return EntryGroup(
             digest=_digest(place),

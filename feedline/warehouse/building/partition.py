@@ -271,6 +271,8 @@ class _Run:
             flatten=(),
             dedup=design.dedup,
             history=None,
+            requests=None,
+            rows="keep",
             keep_small=False,
             settings=self._build.spec,
             decoder="",  # encodings are chosen by size, whatever decodes them

@@ -34,6 +34,7 @@ from feedline.warehouse.parquet.dedup_columns import (
 from feedline.warehouse.parquet.footer import footer_digest
 from feedline.warehouse.parquet.history_note import NOTE_KEY as HISTORY_KEY
 from feedline.warehouse.parquet.history_note import HistoryNote, NoteBuilder
+from feedline.warehouse.parquet.request_rows import ROWS_KEY
 from feedline.warehouse.parquet.schemas import without_dictionaries
 from feedline.warehouse.parquet.spliced_file import (
     Part,
@@ -160,6 +161,7 @@ def _encode(old: _OldFile) -> _NewFile:
     notes = notes_of(old.footer)
     if dedup is not None:
         notes[METADATA_KEY] = _kept_runs(dedup, task.kept, runs).to_json()
+    notes.pop(ROWS_KEY, None)  # of a request table, whose impressions are counted again
     if HISTORY_KEY in notes:
         notes[HISTORY_KEY] = _history_note(old, notes[HISTORY_KEY]).to_json()
     own = Source(_footer_of(encoded), lambda nbytes, offset: encoded.slice(offset, nbytes).to_pybytes())

@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.dataclass import dataclass
-from feedline.errors import FeedlineError
+from feedline.errors import DataError, FeedlineError
 from feedline.expressions.column_parts import flattened_name
 from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores, available_memory_bytes
@@ -48,7 +48,7 @@ from feedline.warehouse.optimize.landing import (
     room_for,
     target_at,
 )
-from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for
+from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for, with_candidates
 from feedline.warehouse.optimize.repeated_columns import DedupGroups, GroupSaving, group_savings
 from feedline.warehouse.optimize.rewrite import (
     PartitionTask,
@@ -63,6 +63,7 @@ from feedline.warehouse.parquet.dedup_columns import dedup_table
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
 from feedline.warehouse.parquet.history_note import STRIPE_ROWS
 from feedline.warehouse.parquet.key_hashes import key_hashes
+from feedline.warehouse.parquet.request_rows import RequestColumns, as_requests, differing_columns
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -164,13 +165,15 @@ def _folder(snapshot: Snapshot, path: str) -> str:
 
 
 def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tuple[pa.Table, float]:
-    """Rows of a partition as the target will hold them, in its order, and decoded bytes per row.
+    """Rows of a partition as the target orders them, in its order, and decoded bytes per row of the source.
 
     Clustered rows are those of a range of key hashes, so that keys are whole as far as they lie in the rows read.
     """
     sample_size = min(_SAMPLE_ROWS, recipe.limits.row_group_rows)
     groups = list(_row_groups(snapshot, partition))
     groups = groups[len(groups) // 2 :] + groups[: len(groups) // 2]
+    stored = snapshot.rows_per_row_group
+    rows_of = {snapshot.path_of(file): stored[snapshot.row_groups_of(file)] for file in partition.files}
     read, total = 0, min(partition.rows, _SAMPLE_READ_ROWS if recipe.cluster_by else sample_size)
     samples: list[pa.Table] = []
     row_bytes = 0.0
@@ -180,8 +183,8 @@ def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tup
         for table in target_rows(recipe, [fragment]):
             read += table.num_rows
             if not row_bytes and table.num_rows:
-                row_bytes = table.nbytes / table.num_rows
-                sample_size = max(1, min(sample_size, int(_SAMPLE_BYTES / max(row_bytes, 1))))
+                row_bytes = table.nbytes / int(rows_of[fragment.path][fragment.row_groups[0]])
+                sample_size = max(1, min(sample_size, int(_SAMPLE_BYTES * table.num_rows / max(table.nbytes, 1))))
             samples.append(_of_low_hash(table, recipe.cluster_by, min(1.0, sample_size / total)))
     tables = [pa.concat_tables([recipe.target.empty_table(), *samples])]
     if recipe.cluster_by:
@@ -306,8 +309,9 @@ class OptimizeReport:
     `outdated`: finished partitions whose encodings were measured with another decoder than `decoder`, if that matters.
     `choices`: per Parquet column (empty if nothing had to be written). `flattened`: columns made from map keys.
     `columns`: the target's, in order. `non_null`: those that are not nullable. `projection`: the columns whose bytes
-    and requests `before` and `after` measure. `dedup`: the groups of columns stored once per run. `measuring_s`,
-    `writing_s`: seconds for choosing encodings, for writing.
+    and requests `before` and `after` measure. `dedup`: the groups of columns stored once per run. `requests`: the
+    columns of a request table that was read or written. `measuring_s`, `writing_s`: seconds for choosing
+    encodings, for writing.
     """
 
     source: str
@@ -321,6 +325,7 @@ class OptimizeReport:
     non_null: tuple[str, ...]
     flattened: tuple[str, ...]
     dedup: DedupGroups = ()
+    requests: RequestColumns | None = None
     choices: tuple[Choice, ...]
     projection: tuple[str, ...]
     before: Footprint
@@ -358,6 +363,8 @@ def optimize(
         before = footprint(snapshot, projection, map=run)
         recipe = recipe_for(snapshot, destination.claim, settings, before, map=run)
         partitions = partitions_of(snapshot, as_one=settings.history is not None)
+        if recipe.rows == "request":
+            recipe = _with_requests(snapshot, recipe, partitions)
         choices: list[Choice] = []
         finished = {part.folder for part in partitions if _is_finished(part, old_notes, recipe)}
         pending = [part for part in partitions if part.folder not in finished]
@@ -379,6 +386,7 @@ def optimize(
         decoder=recipe.decoder,
         taken_away=len(gone),
         columns=tuple(recipe.target.names),
+        requests=recipe.requests,
         non_null=recipe.non_null,
         flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
         dedup=recipe.dedup,
@@ -390,6 +398,22 @@ def optimize(
         measuring_s=measured_s - started_s,
         writing_s=written_s - measured_s,
     )
+
+
+def _with_requests(snapshot: Snapshot, recipe: Recipe, partitions: Sequence[Partition]) -> Recipe:
+    """The recipe of a request table, whose candidates are those named, or those that differ within the requests of a
+    sample. Raises DataError where neither names one."""
+    assert recipe.requests is not None
+    if recipe.requests.candidates:
+        return recipe
+    sample, _ = sample_rows(snapshot, max(partitions, key=lambda part: part.rows), recipe)
+    found = differing_columns(sample, recipe.requests.by)
+    if not found:
+        raise DataError(
+            f"no column differs within a request of {', '.join(recipe.requests.by)}: got {sample.num_rows:,} sampled "
+            "rows, expected requests of several candidates. Name them: --candidates item_id,clicked"
+        )
+    return with_candidates(recipe, found)
 
 
 def _is_finished(partition: Partition, old_notes: dict[str, list[Note]], recipe: Recipe) -> bool:
@@ -423,6 +447,12 @@ def _measure(
     """Return the recipe with encodings, and decoded sizes, both from a sample of the largest partition."""
     largest = max(pending, key=lambda part: part.rows)
     sample, row_bytes = sample_rows(snapshot, largest, recipe)
+    limits = recipe.limits
+    if recipe.requests is not None and recipe.rows == "request":
+        rows = sample.num_rows
+        sample = as_requests(sample, recipe.requests)
+        # a row group has as many impressions as it would have rows
+        limits = replace(limits, row_group_rows=max(1, limits.row_group_rows * sample.num_rows // max(rows, 1)))
     if recipe.dedup:
         sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
     repeated = {name for _, columns in recipe.dedup for name in columns}
@@ -434,7 +464,7 @@ def _measure(
         decoded = row_bytes * sum(part.rows for part in pending)
         unit_bytes = min(unit_bytes, max(_LEAST_UNIT_BYTES, int(decoded / threads)))
     sizes = Sizes(unit_bytes=max(unit_bytes, 1), row_bytes=row_bytes, decoded_per_stored=ratio)
-    return replace(recipe, encodings=tuple(choice.encoding for choice in choices)), sizes, choices
+    return replace(recipe, limits=limits, encodings=tuple(choice.encoding for choice in choices)), sizes, choices
 
 
 def _write(

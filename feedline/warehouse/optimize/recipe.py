@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -26,6 +27,14 @@ from feedline.warehouse.parquet.dedup_columns import METADATA_KEY
 from feedline.warehouse.parquet.encodings import GOALS, Goal, decoder_name
 from feedline.warehouse.parquet.history_note import NOTE_KEY as HISTORY_KEY
 from feedline.warehouse.parquet.history_note import STRIPE_ROWS, HistoryOrder, is_key_type, is_time_type
+from feedline.warehouse.parquet.request_rows import (
+    REQUESTS_KEY,
+    ROWS_KEY,
+    RequestColumns,
+    impression_schema,
+    refuse_no_lists,
+    requests_of,
+)
 from feedline.warehouse.parquet.schemas import FIELD_ID, child_fields, is_list, is_text, nested_like
 from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
 from feedline.warehouse.reading.fragment import nearest_hint
@@ -151,6 +160,8 @@ _ABOUT_COLUMNS = {
     METADATA_KEY,
     NOTE_KEY,
     HISTORY_KEY,
+    REQUESTS_KEY,
+    ROWS_KEY,
 }
 
 
@@ -166,6 +177,9 @@ class Settings:
     nulls stay nullable. `dedup`: groups of columns to store once per run of equal rows (default: those of the source);
     `expand`: store all columns in every row. `history`: the key of a table of histories: clusters by it, sorts by the
     time and its tie breaks (`sort_by`), writes one partition, and notes in each file where the rows of keys are.
+    `rows`: make a row of each request, whose rows are equal in `by`, or impressions of a table of requests;
+    `candidates`: the columns that are lists in a request (default: those that differ within the requests of a sample;
+    of a table of requests, those that its footers name).
     """
 
     cluster_by: tuple[str, ...] = ()
@@ -183,12 +197,15 @@ class Settings:
     dedup: DedupGroups = ()
     expand: bool = False
     history: str | None = None
+    rows: Literal["keep", "request", "impression"] = "keep"
+    by: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *, order: Names = "keep", dedup: Mapping[str, Names] | None = None, **options: Any) -> Settings:
         """Build settings from column names given as one string or several; `order` may also be "keep" or "popular"."""
         options["dedup"] = tuple((group, names_of(columns)) for group, columns in (dedup or {}).items())
-        options |= {name: names_of(options.pop(name, ())) for name in ("cluster_by", "sort_by", "flatten")}
+        options |= {name: names_of(options.pop(name, ())) for name in _NAMES}
         first = () if order in ("keep", "popular") else names_of(order)
         return cls(order=first, popular=order == "popular", **options)
 
@@ -202,11 +219,12 @@ class Settings:
                 )
         if not 0 <= self.flatten_coverage <= 1:
             raise TableArgumentError(f"--flatten-coverage is no share: got {self.flatten_coverage}, expected 0 to 1")
-        for name, allowed in (("goal", GOALS), ("small_partitions", ("merge", "keep"))):
+        for name, allowed in (("goal", GOALS), ("small_partitions", ("merge", "keep")), ("rows", ROWS)):
             value = getattr(self, name)
             if value not in allowed:
                 raise TableArgumentError(f"{name} is unknown: got {value!r}, expected one of {', '.join(allowed)}")
         self._refuse_beside_history()
+        self._refuse_beside_rows()
         if self.sort_by and not self.keys:
             raise TableArgumentError(
                 "--sort-by sorts within the keys of --cluster-by: got no --cluster-by. Name its columns"
@@ -220,7 +238,38 @@ class Settings:
     @property
     def keys(self) -> tuple[str, ...]:
         """The columns that rows are clustered by."""
+        if self.rows == "request":
+            return self.by
         return self.cluster_by if self.history is None else (self.history,)
+
+    def _refuse_beside_rows(self) -> None:
+        if self.rows != "request" and self.by:
+            raise TableArgumentError(f"--by names what makes a request: got --rows {self.rows}. Write --rows request")
+        if self.rows == "keep" and self.candidates:
+            raise TableArgumentError(
+                "--candidates names the lists of requests: got --rows keep, expected request or impression. Write "
+                "--rows, or leave --candidates out"
+            )
+        if self.rows != "request":
+            return
+        if not self.by:
+            raise TableArgumentError("--rows request needs what makes a request: got no --by. Write --by request_id")
+        if both := sorted(set(self.by).intersection(self.candidates)):
+            raise TableArgumentError(
+                f"--candidates names {both[0]!r}, which identifies the request (--by). Leave it out of one of the two"
+            )
+        others = {
+            "--cluster-by": self.cluster_by,
+            "--dedup": self.dedup,
+            "--history": self.history,
+            "--small-partitions keep": self.keep_small,
+        }
+        for option, given in others.items():
+            if given:
+                raise TableArgumentError(
+                    f"--rows request puts the rows of a request together: got {option} too. Leave {option} out, or "
+                    "optimize the request table once more"
+                )
 
     def _refuse_beside_history(self) -> None:
         if self.history is None:
@@ -242,6 +291,10 @@ class Settings:
         return self.small_partitions == "keep"
 
 
+_NAMES = ("cluster_by", "sort_by", "flatten", "by", "candidates")
+ROWS = ("keep", "request", "impression")
+
+
 def names_of(names: Names) -> tuple[str, ...]:
     """Return column names given as one string or several."""
     return (names,) if isinstance(names, str) else tuple(names)
@@ -256,6 +309,8 @@ def check_settings(snapshot: Snapshot, settings: Settings, projection: Sequence[
         ("--cluster-by", settings.cluster_by),
         ("--history", () if settings.history is None else settings.keys),
         ("--sort-by", settings.sort_by),
+        ("--by", settings.by),
+        ("--candidates", settings.candidates),
         ("--flatten", settings.flatten),
         *((f"--dedup {group}", columns) for group, columns in settings.dedup),
     ):
@@ -263,13 +318,19 @@ def check_settings(snapshot: Snapshot, settings: Settings, projection: Sequence[
             _refuse_unknown(name, schema.names, option)
     for name in projection:
         _refuse_unknown(name, snapshot.schema.names, "--projection")
-    refuse_keys(schema, settings.cluster_by, "--cluster-by")
-    refuse_keys(schema, settings.sort_by, "--sort-by")
+    if settings.rows != "impression":
+        _refuse_ordering(schema, settings)
     refuse_maps(schema, settings.flatten)
     if settings.history is not None:
         _refuse_types(schema, settings.history, settings.sort_by[0])
     if not snapshot.rows:
         raise TableArgumentError(f"{snapshot.uri} holds no rows: expected at least one to measure")
+
+
+def _refuse_ordering(schema: pa.Schema, settings: Settings) -> None:
+    ordering = {"--cluster-by": settings.cluster_by, "--sort-by": settings.sort_by, "--by": settings.by}
+    for option, names in ordering.items():
+        refuse_keys(schema, names, option)
 
 
 def _refuse_types(schema: pa.Schema, key: str, time: str) -> None:
@@ -296,7 +357,9 @@ def recipe_for(snapshot: Snapshot, claim: Claim, settings: Settings, before: Foo
     """
     history = None if settings.history is None else HistoryOrder(key=settings.history, sort_by=settings.sort_by)
     stored_keys = key_columns(snapshot, without_folders=history is not None)
-    dedup = groups_to_write(settings.dedup, expand=settings.expand or history is not None, before=before)
+    expand = settings.expand or history is not None or settings.rows == "request"
+    dedup = groups_to_write(settings.dedup, expand=expand, before=before)
+    requests = _stored_requests(snapshot, settings, before)
     refuse_columns(snapshot, dedup, settings.flatten)
     repeated = [name for members in before.groups.values() for name in members]
     table_survey = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable, repeated=repeated)
@@ -308,6 +371,11 @@ def recipe_for(snapshot: Snapshot, claim: Claim, settings: Settings, before: Foo
     source = pa.schema([*columns, *stored_keys])
     schema = _target_schema(snapshot, source, table_survey, dict(keys), settings)
     schema = with_field_ids(schema, snapshot.file_schemas)
+    if settings.rows == "impression":
+        assert requests is not None
+        schema = impression_schema(schema, requests.candidates)
+        _refuse_ordering(schema, settings)
+    fingerprint = _fingerprint(settings, schema, dedup)
     return Recipe(
         claim=claim,
         source=source,
@@ -324,9 +392,43 @@ def recipe_for(snapshot: Snapshot, claim: Claim, settings: Settings, before: Foo
         dedup=dedup,
         history=history,
         keep_small=settings.keep_small,
-        settings=_fingerprint(settings, schema, dedup),
+        requests=requests,
+        rows=settings.rows,
+        settings=fingerprint if requests is None else _of_requests(fingerprint, settings.rows, requests),
         decoder=decoder_name(),
     )
+
+
+def with_candidates(recipe: Recipe, found: tuple[str, ...]) -> Recipe:
+    """The recipe of a request table with the candidates that a sample has shown."""
+    assert recipe.requests is not None
+    requests = replace(recipe.requests, candidates=found)
+    return replace(recipe, requests=requests, settings=_of_requests(recipe.settings, recipe.rows, requests))
+
+
+def _of_requests(fingerprint: str, rows: str, requests: RequestColumns) -> str:
+    content = f"{fingerprint} {rows} {requests.to_json().decode()}"
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _stored_requests(snapshot: Snapshot, settings: Settings, before: Footprint) -> RequestColumns | None:
+    """The columns of requests that the settings or the source's footers name. Raises TableArgumentError where a table
+    to make impressions of has none."""
+    if settings.rows == "request":
+        return RequestColumns(by=settings.by, candidates=settings.candidates)
+    noted = requests_of(before.notes, snapshot.uri)
+    if settings.rows == "keep":
+        return noted
+    candidates = settings.candidates or (() if noted is None else noted.candidates)
+    if not candidates:
+        raise TableArgumentError(
+            f"--rows impression needs to know the lists of {snapshot.uri}: got footers that do not name them. Name "
+            "them: --candidates item_id,clicked"
+        )
+    schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
+    if reason := refuse_no_lists(schema, candidates):
+        raise TableArgumentError(f"--rows impression makes rows of lists: {reason}. Name the lists: --candidates")
+    return RequestColumns(by=() if noted is None else noted.by, candidates=candidates)
 
 
 def _target_schema(
@@ -354,7 +456,7 @@ def _target_schema(
 
 def _fingerprint(settings: Settings, target: pa.Schema, dedup: DedupGroups) -> str:
     """Hash what decides a partition's rows, their order and types; popularity may change without a rewrite."""
-    apart = ("order", "dedup", "expand", "history")
+    apart = ("order", "dedup", "expand", "history", "rows", "by", "candidates")
     facts: list[Any] = [_VERSION, *(getattr(settings, name) for name in Settings.__slots__ if name not in apart)]
     facts.append("popular" if settings.popular else settings.order)
     facts.append(sorted((field.name, str(field.type), field.nullable) for field in target))

@@ -27,6 +27,8 @@ from feedline.warehouse.optimize.repeated_columns import DedupGroups
 from feedline.warehouse.optimize.survey import Key, flatten, fragment_of_group, null_paths, required_paths
 from feedline.warehouse.parquet.history_note import HistoryOrder
 from feedline.warehouse.parquet.key_hashes import key_hashes
+from feedline.warehouse.parquet.repeated_rows import first_rows_of_table
+from feedline.warehouse.parquet.request_rows import RequestColumns, as_impressions, as_requests, request_schema
 from feedline.warehouse.parquet.writer import (
     PART_SUFFIX,
     Encoding,
@@ -40,19 +42,22 @@ from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.storage.claim import Claim
+from feedline.warehouse.storage.faults import label
 from feedline.warehouse.storage.retry import with_retries
 
 _READ_ROWS = 1 << 20  # rows decoded at once: row groups are read whole
+_PART_ROWS = 65_536  # impressions that are gathered at once, to make requests of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How every partition is written, and by which run.
 
-    `source`, `target`: the schemas of rows; `flatten`: per map column the keys that become columns; `dedup`: the groups
-    of columns that are stored once per run; `history`: the order of a table of histories; `keep_small`: partitions
-    smaller than a row group keep their files; `settings`: the fingerprint for the files' notes; `decoder`: that
-    encodings are measured with.
+    `source`, `target`: the schemas of rows, before they become requests; `requests`: the columns of a request table
+    that is read (`rows` impression), written (request), or both (keep); `flatten`: per map column the keys that become
+    columns; `dedup`: the groups of columns that are stored once per run; `history`: the order of a table of histories;
+    `keep_small`: partitions smaller than a row group keep their files; `settings`: the fingerprint for the files'
+    notes; `decoder`: that encodings are measured with.
     """
 
     claim: Claim
@@ -65,6 +70,8 @@ class Recipe:
     flatten: tuple[tuple[str, tuple[Key, ...]], ...]
     dedup: DedupGroups
     history: HistoryOrder | None
+    requests: RequestColumns | None
+    rows: str
     keep_small: bool
     settings: str
     decoder: str
@@ -73,7 +80,13 @@ class Recipe:
     def non_null(self) -> tuple[str, ...]:
         """The columns that are stored as not nullable, flags left out."""
         repeated = {column for _, columns in self.dedup for column in columns}
-        return tuple(field.name for field in self.target if not field.nullable and field.name not in repeated)
+        return tuple(field.name for field in self.stored if not field.nullable and field.name not in repeated)
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The schema of the rows that are stored."""
+        requests = self.requests
+        return request_schema(self.target, requests.candidates) if requests and self.rows == "request" else self.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +188,11 @@ def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Ta
         for row_group in fragment.row_groups:
             group = fragment_of_group(fragment, row_group)
             table = read_arrow(group, ReadRequest(recipe.source.names, recipe.source, chunk_rows=_READ_ROWS))
-            yield conform_to_target(flatten_maps(table, recipe), recipe.target, fragment.uri)
+            table = flatten_maps(table, recipe)
+            if recipe.requests is not None and recipe.rows == "impression":
+                place = label(fragment.uri, row_group)
+                table = as_impressions(table, recipe.requests.candidates, place)
+            yield conform_to_target(table, recipe.target, fragment.uri)
 
 
 def flatten_maps(table: pa.Table, recipe: Recipe) -> pa.Table:
@@ -209,12 +226,13 @@ def conform_to_target(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table
 def _write_unit(target: Target, task: PartitionTask, unit: Unit) -> list[WrittenFile]:
     recipe = task.recipe
     format = TableFormat(
-        schema=recipe.target,
+        schema=recipe.stored,
         encodings=recipe.encodings,
         limits=recipe.limits,
         groups=dict(recipe.dedup),
         keys=recipe.cluster_by,
         history=recipe.history,
+        requests=None if recipe.rows == "impression" else recipe.requests,
     )
     note = {
         "settings": recipe.settings,
@@ -242,10 +260,26 @@ def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWr
     parts = _read_spills(target, unit) if unit.spills else target_rows(recipe, unit.fragments)
     tables = [pa.concat_tables([recipe.target.empty_table(), *parts])]
     keys = dict.fromkeys([*recipe.cluster_by, *recipe.sort_by])
-    order = row_order(tables[0].select(list(keys)), recipe.cluster_by, recipe.sort_by)
+    of_keys = tables[0].select(list(keys))
+    order = row_order(of_keys, recipe.cluster_by, recipe.sort_by)
     rows = Gatherer(tables)
+    if recipe.requests is not None and recipe.rows == "request":
+        for part in _whole_requests(of_keys.select(list(recipe.cluster_by)), order):
+            writer.write(as_requests(rows.take(part), recipe.requests))
+        return
     for start in range(0, len(order), recipe.limits.row_group_rows):
         writer.write(rows.take(order[start : start + recipe.limits.row_group_rows]))
+
+
+def _whole_requests(keys: pa.Table, order: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    """Divide ordered rows into parts of about `_PART_ROWS`, none of which ends within a request."""
+    starts = np.flatnonzero(first_rows_of_table(keys.take(pa.array(order)), keys.schema.names))
+    # starts [0, 3, 5, 9] of 12 rows, parts of 4 -> borders at the first start from 4 and from 8 on: [0, 5, 9, 12]
+    wanted = np.arange(_PART_ROWS, len(order), _PART_ROWS)
+    after = np.searchsorted(starts, wanted)
+    borders = np.unique([0, *starts[after[after < len(starts)]], len(order)])
+    for start, stop in pairwise(borders):
+        yield order[start:stop]
 
 
 def _read_spills(target: Target, unit: Unit) -> Iterator[pa.Table]:

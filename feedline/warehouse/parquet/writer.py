@@ -31,6 +31,7 @@ from feedline.warehouse.parquet.dedup_columns import (
 )
 from feedline.warehouse.parquet.history_note import NOTE_KEY as HISTORY_KEY
 from feedline.warehouse.parquet.history_note import STRIPE_ROWS, HistoryOrder, NoteBuilder
+from feedline.warehouse.parquet.request_rows import REQUESTS_KEY, ROWS_KEY, RequestColumns, list_lengths
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
@@ -104,7 +105,8 @@ def writer_options(encodings: Sequence[Encoding], page_rows: int | None = None) 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFormat:
     """How the rows of a table are stored. schema: that of the rows. groups: the columns to store once per run; a run
-    ends where one of `keys` changes. history: the order of a table of histories, in which the rows come."""
+    ends where one of `keys` changes. history: the order of a table of histories, in which the rows come. requests: the
+    columns of a request table."""
 
     schema: pa.Schema
     encodings: Sequence[Encoding]
@@ -112,6 +114,7 @@ class TableFormat:
     groups: Groups = field(default_factory=dict)
     keys: Sequence[str] = ()
     history: HistoryOrder | None = None
+    requests: RequestColumns | None = None
 
     @property
     def page_rows(self) -> int | None:
@@ -139,6 +142,7 @@ class TableWriter:
         self._options = writer_options(format.encodings, format.page_rows)
         self._page_rows, self._history = format.page_rows or 1, format.history
         self._builder: NoteBuilder | None = None
+        self._requests, self._impressions = format.requests, list[int]()
         self._note = dict(note)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._group_rows = 0
@@ -206,6 +210,9 @@ class TableWriter:
         start = self._sink.tell()
         if self._builder:
             self._builder.add(table)
+        if self._requests:
+            lists = table[self._requests.candidates[0]]
+            self._impressions.append(sum(int(list_lengths(chunk).sum()) for chunk in lists.chunks))
         if self._dedup:
             table, runs = dedup_table(table, self._dedup, self._keys)
         self._writer.write_table(table, row_group_size=rows)
@@ -247,6 +254,7 @@ class TableWriter:
             raise
         self._rows = self._groups = 0
         self._runs = {group: [] for group in self._dedup}
+        self._impressions = []
         if self._history is not None:
             self._builder = NoteBuilder(self._history, self._schema.field(self._history.key).type)
 
@@ -264,6 +272,8 @@ class TableWriter:
             notes[METADATA_KEY] = DedupMetadata(groups=described).to_json()
         if self._builder:
             notes[HISTORY_KEY] = self._builder.note().to_json()
+        if self._requests:
+            notes |= {REQUESTS_KEY: self._requests.to_json(), ROWS_KEY: json.dumps(self._impressions).encode()}
         writer.add_key_value_metadata(notes)
         writer.close()
         size = sink.tell()

@@ -34,7 +34,7 @@ from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.reading.stored_groups import group_part
 from feedline.warehouse.snapshot.history_ref import HistoryRef
-from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.snapshot import ExplodedLists, Snapshot
 from feedline.warehouse.snapshot.splits import Splits
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.file_identity import Stamp, stamp_at, stamp_at_index
@@ -57,7 +57,9 @@ class Fragment:
     UNCOUNTED; `proofs`: what statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the
     file's keys and typed values. `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see
     `pack_mask`) or None; empty if no row group has any. `stored_names`: of the table's columns in the file, if they are
-    not the table's. `columns`: the file's column files. `decoder`, `source_cache`, `histories`: see `Snapshot`.
+    not the table's. `columns`: the file's column files. `exploded`, `decoder`, `source_cache`, `histories`: see
+    `Snapshot`. `spans`: of exploded rows, the first and the end of each row group's, in those of the file; empty for
+    rows as they are stored, or not yet counted.
     """
 
     table: str
@@ -77,6 +79,8 @@ class Fragment:
     decoder: str = "auto"
     source_cache: CacheRef | None = field(default=None, repr=False)  # no key names it: bytes do not depend on it
     histories: tuple[HistoryRef, ...] = ()
+    exploded: ExplodedLists | None = None
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def uri(self) -> str:
@@ -145,11 +149,26 @@ class Fragment:
             expected=(self.expected[position],),
             proofs=(self.proofs[position],) if self.proofs else (),
             excluded=() if excluded is None else (excluded,),
+            spans=self.spans[position : position + 1],
         )
 
     def rows_of(self, position: int) -> int:
         """The kept rows of a row group, without those that are excluded."""
         return self.expected[position] - (count_excluded(self.excluded[position]) if self.excluded else 0)
+
+    def span_of(self, position: int, file: OpenFile) -> tuple[int, int]:
+        """The rows of a row group in those of the file: the first, and the end."""
+        if self.spans:
+            return self.spans[position]
+        first, stop = file.row_starts()[self.row_groups[position] : self.row_groups[position] + 2]
+        return first, stop
+
+    def first_rows(self, file: OpenFile) -> list[int]:
+        """The first row of each row group, in those of the file."""
+        if self.spans:
+            return [first for first, _ in self.spans]
+        starts = file.row_starts()
+        return [starts[row_group] for row_group in self.row_groups]
 
     def proofs_of(self, position: int) -> int:
         return self.proofs[position] if self.proofs else 0
@@ -265,11 +284,17 @@ def fragment_at(
     """
     present = np.flatnonzero(expected)
     places = snapshot.row_group_in_file[row_groups[present]]
+    spans: tuple[tuple[int, int], ...] = ()
+    if snapshot.exploded is not None:
+        own = snapshot.rows_per_row_group[snapshot.row_groups_of(file)]
+        ends = np.cumsum(own)[places]
+        spans = tuple(zip((ends - own[places]).tolist(), ends.tolist(), strict=True))
     return Fragment(
         **_file_facts(snapshot, file),
         row_groups=tuple(places.tolist()),
         expected=tuple(expected[present].tolist()),
         proofs=() if proofs is None else tuple(proofs[row_groups[present]].tolist()),
+        spans=spans,
     )
 
 
@@ -292,6 +317,7 @@ def _file_facts(snapshot: Snapshot, file: int) -> dict[str, Any]:
             "decoder": snapshot.decoder,
             "source_cache": snapshot.source_cache,
             "histories": snapshot.histories,
+            "exploded": snapshot.exploded,
         }
         if len(snapshot.recent_files) >= _RECENT_FILES:
             snapshot.recent_files.clear()

@@ -10,7 +10,7 @@ checksum, a string that is not UTF-8, and a filter that keeps another number of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, field
+from dataclasses import KW_ONLY, field, replace
 from functools import partial
 
 import numpy as np
@@ -28,11 +28,13 @@ from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest
 from feedline.warehouse.parquet.open_file import OpenFile, Restartable
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, is_coded, is_same, part_bytes, split_codes
+from feedline.warehouse.reading.exploded_rows import ExplodedRows, chunk_requests
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
 from feedline.warehouse.reading.row_filter import RowFilter, worth_expanding
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.reading.stored_groups import StoredColumns, filter_group
+from feedline.warehouse.snapshot.exploded_lists import stored_schema
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 
@@ -218,24 +220,31 @@ def batches(
     refuse_foreign(schema, row_filter.parts)
     names = (*columns, *row_filter.parts) if row_filter.parts else columns
     with fragment.open(names) as file:
+        kinds = stored_schema(schema, fragment.exploded)
         if not _whole.has(schema, names) and any(schema.get_field_index(name) < 0 for name in names):
-            whole = _columns_of(file, fragment, schema, names)
+            whole = _columns_of(file, fragment, kinds, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         else:
             _whole.add(schema, names)
         skipped = skip(file)
         is_numbered = row_filter.sample is not None or any(mark.samples for mark in request.marks)
-        starts = file.row_starts() if is_numbered else None  # a footer may name thousands of row groups
-        needed: dict[tuple[tuple[str, ...], frozenset[str]], StoredColumns] = {}
+        first_rows = fragment.first_rows(file) if is_numbered else None  # a footer may name thousands of row groups
+        needed: dict[tuple[tuple[str, ...], frozenset[str]], tuple[StoredColumns, ExplodedRows | None]] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
             rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
-            here = row_filter.for_row_group(proofs=fragment.proofs_of(position), whole=expected == rows)
+            span = fragment.spans[position] if fragment.spans else None
+            selectable = rows if fragment.exploded is None else None if span is None else span[1] - span[0]
+            here = row_filter.for_row_group(proofs=fragment.proofs_of(position), whole=expected == selectable)
             names = (*columns, *sorted(here.parts.difference(columns)))
             need = names, compact - here.parts
             if need not in needed:
-                needed[need] = _columns_of(file, fragment, schema, *need)
+                lists = None if fragment.exploded is None else ExplodedRows.of(fragment.exploded, file, schema, names)
+                stored = names if lists is None else lists.stored
+                of_file = _columns_of(file, fragment, kinds if lists is None else lists.schema, stored, need[1])
+                needed[need] = of_file, lists
+            of_file, lists = needed[need]
             filtered = here.coded(rows)
             values = (here.parts - filtered).union(request.expanded).intersection(coded)
             values -= worth_expanding(schema, values, rows)
@@ -244,12 +253,17 @@ def batches(
                 fragment=fragment,
                 position=position,
                 row_filter=here,
-                first_row=0 if starts is None else starts[row_group],
-                chunk_rows=request.chunk_rows,
+                first_row=0 if first_rows is None else first_rows[position],
+                chunk_rows=request.chunk_rows if lists is None else chunk_requests(request.chunk_rows, rows, span),
                 first_rows=0 if position else _first_rows(request.first_rows, rows, expected),
                 coded={name: 0 if name in here.parts else coded.get(name, 0) for name in names_of_codes},
             )
-            yield from _decode_twice(file, needed[need], pieces)
+            if lists is None:
+                yield from _decode_twice(file, of_file, pieces)
+            else:
+                pieces = replace(pieces, coded=lists.coded(pieces.coded))
+                decoded = _decode_twice(file, of_file, pieces)
+                yield from lists.of_group(decoded, need[1], fragment, position, pieces.first_row)
             if expected not in (UNCOUNTED, counts[position]):
                 raise DataError(
                     f"filter keeps a different number of rows of {label(fragment.uri, row_group)} than was counted: "
@@ -294,7 +308,8 @@ def arrow_columns(fragment: Fragment, columns: Sequence[str], schema: pa.Schema)
     """
     with fragment.open() as file:
         names = {leaf: name for name, leaves in file.stored.items() for leaf in leaves}
-        leaves, first = _columns_of(file, fragment, schema, columns).leaves, fragment.row_groups[0]
+        kinds = stored_schema(schema, fragment.exploded)
+        leaves, first = _columns_of(file, fragment, kinds, columns).leaves, fragment.row_groups[0]
         reasons = ((names[leaf], file.decoder.left_to_arrow(leaf, first)) for leaf in leaves)
         return {name: reason for name, reason in reasons if reason is not None}
 

@@ -57,7 +57,7 @@ def row_in_file(chunk: Chunk, row: int, request: ReadRequest) -> int:
         read += batch.data.num_rows
     delivered = np.concatenate(kept_rows)[~unpack_mask(bits, counts[0])]
     with fragment.open() as file:
-        first = file.row_starts()[chunk.row_group]
+        first, _ = fragment.span_of(position, file)
     return first + int(delivered[chunk.start + row])
 
 
@@ -68,13 +68,13 @@ def row_in_file(chunk: Chunk, row: int, request: ReadRequest) -> int:
 
 def kept_mask(fragment: Fragment, request: ReadRequest) -> Bools:
     """bool [stored rows]: which rows of a fragment's only row group `read_fragment` yields. Raises what it raises."""
-    [row_group] = fragment.row_groups
+    assert len(fragment.row_groups) == 1
     request = request.only()
     row_filter = request.row_filter()
     parts, counts = list[Bools](), [0]
 
     def skip(file: OpenFile) -> Collection[int]:
-        first, stop = file.row_starts()[row_group : row_group + 2]
+        first, stop = fragment.span_of(0, file)
         is_whole = fragment.expected[0] == stop - first
         conditions = row_filter.for_row_group(proofs=fragment.proofs_of(0), whole=is_whole)
         if conditions.parts:

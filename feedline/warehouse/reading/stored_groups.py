@@ -239,12 +239,12 @@ class StoredColumns:
         for group, batch in groups.items():
             index = pa.array(batch.inverse)
             for name in [name for name in batch.rows.schema.names if name in self._rows.columns]:
-                arrays[name] = _repeat(batch.rows.column(name), index, name, uri, row_group)
+                arrays[name] = repeat_rows(batch.rows.column(name), index, name, uri, row_group)
             if group in self._unique:
                 unique = self._unique[group].batch(batch.rows, uri, row_group, partition, coded=coded)
                 delivered = self._compact[group]
                 fields |= {
-                    name: _repeat(unique.column(name), index, name, uri, row_group)
+                    name: repeat_rows(unique.column(name), index, name, uri, row_group)
                     for name in unique.schema.names
                     if name not in delivered
                 }
@@ -261,7 +261,7 @@ class StoredColumns:
         return self._metadata.groups[group].row_groups[row_group]
 
 
-def _repeat(unique: pa.Array, index: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
+def repeat_rows(unique: pa.Array, index: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
     """The rows of unique ones. Raises TableError where they hold more values than an array of lists can."""
     counts = np.bincount(index.to_numpy(), minlength=len(unique))
     if _overflows(unique, counts):

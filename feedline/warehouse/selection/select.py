@@ -81,7 +81,7 @@ def row_groups_before(before: Snapshot, after: Snapshot) -> Int64s:
     return np.where(file >= 0, starts[file] + after.row_group_in_file, -1).astype(np.int64)
 
 
-def _carried_counts(request: Pass, before: Snapshot, counts: pa.Table | None, row_groups: Int64s) -> pa.Table:
+def carried_counts(request: Pass, before: Snapshot, counts: pa.Table | None, row_groups: Int64s) -> pa.Table:
     """The counts of an earlier snapshot, as those of some row groups of the later one."""
     if counts is None:
         return request.table()
@@ -134,7 +134,7 @@ def count_fragment(
                 if excluded:
                     unread[position] = Count(0, 0, True, bloom_bytes[position])
             elif not conditions.parts:
-                unread[position] = _by_arithmetic(file, fragment, row_group, conditions.sample)
+                unread[position] = _by_arithmetic(file, fragment, position, conditions.sample)
         return unread
 
     counts, matched = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
@@ -155,8 +155,8 @@ def _stored_bytes(file: OpenFile, row_group: int, columns: Iterable[str]) -> int
     return sum(chunks.column(leaf).total_compressed_size for leaf in leaves)
 
 
-def _by_arithmetic(file: OpenFile, fragment: Fragment, row_group: int, sample: BoundSample | None) -> Count:
-    first, stop = file.row_starts()[row_group : row_group + 2]
+def _by_arithmetic(file: OpenFile, fragment: Fragment, position: int, sample: BoundSample | None) -> Count:
+    first, stop = fragment.span_of(position, file)
     rows = stop - first
     return Count(rows if sample is None else sampled_rows(sample.sample, fragment.path, first, rows), rows)
 
@@ -275,7 +275,7 @@ def select_rows(
             before, counts = earlier(), request.table()
             if before is not None and same_types(before, snapshot, _deciding_columns(where, sample)):
                 name = _counts_name(before, where, sample)
-                counts = _carried_counts(request, before, request.load(kept, name, before), open_groups)
+                counts = carried_counts(request, before, request.load(kept, name, before), open_groups)
             by_position = open_groups[verdicts.fate[open_groups] == SAMPLED_BY_POSITION]
             by_position = np.setdiff1d(by_position, counts["row_group"].to_numpy())
             if sample is None or not len(by_position):

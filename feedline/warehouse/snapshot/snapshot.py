@@ -8,6 +8,7 @@ columns in files that a table's log holds. The root is not part of it.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -50,6 +51,23 @@ _SHOWN_PATHS = 3  # in a message
 _TABLES = ("head", "files", "row_groups", "schemas")  # a saved snapshot's first; a table of facts per column follows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplodedLists:
+    """The columns of lists whose elements are a snapshot's rows. schema: of them, in the files' types, in Arrow's IPC
+    format."""
+
+    names: tuple[str, ...]
+    schema: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, lists: pa.Schema) -> Self:
+        return cls(names=tuple(lists.names), schema=lists.remove_metadata().serialize().to_pybytes())
+
+    @property
+    def fields(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
     """A frozen table.
@@ -62,7 +80,8 @@ class Snapshot:
     file), rows, bytes. `facts`: of every column, see `column_facts`. `file_schemas`, and the bytes of row groups, are
     those of files with their column files. `ignored`: the number of files skipped because of their suffix. `logged`:
     partition values come from a table's log, not from the paths. `stored_names`: of the columns in files, if the log
-    maps them (None: those of `schema`). `home`: the work_dir that it was loaded from.
+    maps them (None: those of `schema`). `exploded`: lists of its files whose elements are its rows (see
+    `exploded_lists`). `home`: the work_dir that it was loaded from.
 
     Of what reads its files, and no part of what is saved: `decoder`, as `source.decoder`; `source_cache`, which keeps
     the column chunks of files in a store (None: nothing is kept); `histories`, of which its rows get lists of events;
@@ -81,6 +100,7 @@ class Snapshot:
     ignored: int = 0
     logged: bool = False
     stored_names: StoredNames | None = None
+    exploded: ExplodedLists | None = None
     decoder: str = "auto"
     source_cache: CacheRef | None = None
     histories: tuple[HistoryRef, ...] = ()
@@ -142,6 +162,12 @@ class Snapshot:
             values, spelled = contiguous(self.files["path_keys"])[file].as_py(), keys_of_path(self.path_of(file))
             keys += [(name, values[name]) for name in names if name in spelled]
         return tuple(keys)
+
+    def stored_type(self, name: str) -> pa.DataType:
+        """The type of a column in files: of an exploded one, that of its lists."""
+        lists = None if self.exploded is None else self.exploded.fields
+        schema = lists if lists is not None and name in lists.names else self.schema
+        return schema.field(name).type
 
     def path_of(self, file: int) -> str:
         return str(self.files["path"][file].as_py())
@@ -237,6 +263,7 @@ class Snapshot:
             raise foreign
         schema, logged = head.schema.remove_metadata(), b"logged" in metadata
         names = StoredNames(metadata[b"stored_names"].decode()) if b"stored_names" in metadata else None
+        lists = base64.b64decode(metadata[b"exploded"]) if b"exploded" in metadata else None
         snapshot = cls(
             id=metadata[b"id"].decode(),  # verified as all content
             uri=metadata[b"uri"].decode(),
@@ -249,6 +276,7 @@ class Snapshot:
             ignored=int(metadata[b"ignored"]),
             logged=logged,
             stored_names=names,
+            exploded=None if lists is None else ExplodedLists.of(pa.ipc.read_schema(pa.py_buffer(lists))),
         )
         return snapshot, json.loads(metadata[b"notes"])
 
@@ -262,6 +290,7 @@ class Snapshot:
             b"notes": json.dumps(notes).encode(),
             **({b"logged": b"partition"} if self.logged else {}),
             **({b"stored_names": self.stored_names.text.encode()} if self.stored_names is not None else {}),
+            **({b"exploded": base64.b64encode(self.exploded.schema)} if self.exploded is not None else {}),
         }
         schemas = [schema.serialize().to_pybytes() for schema in self.file_schemas]
         yield self.schema.with_metadata(head).empty_table()

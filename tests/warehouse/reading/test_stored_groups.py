@@ -28,7 +28,7 @@ from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, fragment_at, pack_mask
 from feedline.warehouse.reading.read import ReadRequest, read_arrow, read_fragment
 from feedline.warehouse.reading.sample import Sample, bind_sample
-from feedline.warehouse.reading.stored_groups import _overflows, _repeat, expand_group
+from feedline.warehouse.reading.stored_groups import _overflows, expand_group, repeat_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -329,14 +329,14 @@ def test_rows_that_no_array_can_hold_are_refused_before_they_are_made(nesting: s
     with pytest.raises(
         TableError, match=r"column 'ids' of a.parquet.* its values in 3 rows that repeat 1 are more than"
     ):
-        _repeat(row, pa.array([0] * 3, pa.int32()), "ids", "a.parquet", 0)
+        repeat_rows(row, pa.array([0] * 3, pa.int32()), "ids", "a.parquet", 0)
     assert pa.default_memory_pool().max_memory() - before < 2**20
 
 
 def test_long_strings_are_refused_before_they_are_repeated() -> None:
     row = pa.array([["x" * 2**20] * 100])
     with pytest.raises(TableError, match="its values in 30 rows that repeat 1 are more than"):
-        _repeat(row, pa.array([0] * 30, pa.int32()), "words", "a.parquet", 0)
+        repeat_rows(row, pa.array([0] * 30, pa.int32()), "words", "a.parquet", 0)
 
 
 @given(st.data())
@@ -350,6 +350,6 @@ def test_rows_are_repeated_as_pyarrow_takes_them(data: st.DataObject) -> None:
     values = pa.array(data.draw(st.lists(cell, min_size=1, max_size=6)), kind)
     values = values.slice(data.draw(st.integers(0, len(values) - 1)))
     index = pa.array(data.draw(st.lists(st.integers(0, len(values) - 1), max_size=9)), pa.int32())
-    assert _repeat(values, index, "x", "a.parquet", 0).equals(values.take(index))
+    assert repeat_rows(values, index, "x", "a.parquet", 0).equals(values.take(index))
     counts = np.bincount(index.to_numpy(), minlength=len(values))
     assert not _overflows(values, counts)
