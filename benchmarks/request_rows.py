@@ -13,9 +13,9 @@ rows        impressions of a session together: what `--rows impression` makes of
 requests    a row per session
 
 bytes       of each table.
-rate        rows per second of `Pipeline.batches` (one thread, no ring) over `rows` and over exploded `requests`, with
-            the user-side columns as a deduplicated group and without, in alternating rounds after one that is not
-            counted; the median of ratios.
+rate        rows per second of CPU, of reading (decoding, to chunks of rows) and of `Pipeline.batches` (one thread, no
+            ring), over `rows` and over exploded `requests`, with the user-side columns as a deduplicated group and
+            without, in alternating rounds after one that is not counted; the median of ratios.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from feedline import Pipeline, Table
+from feedline.blocks.jobs import compile_job
+from feedline.warehouse.reading.read import read_fragment
 from feedline.workbench.generate.clicks import ClickRecipe
 from feedline.workbench.generate.generate import generate_clicks
 
@@ -100,12 +103,21 @@ def pipeline(folder: Path, table: Path, name: str, explode: list[str] | None, *,
     return Pipeline.from_dict(document)
 
 
-def rate(read: Pipeline) -> float:
-    """Rows per second of an epoch; the plan is made before."""
+def rates(read: Pipeline) -> tuple[float, float]:
+    """Rows per second of an epoch, of its reading alone and of its batches; the plan is made before. By the thread's
+    CPU time: all of it is done in this one."""
     plan = read.complete_plan()
-    started_s = time.perf_counter()
-    rows = sum(batch.rows for batch in read.batches(plan=plan))
-    return rows / (time.perf_counter() - started_s)
+    [source] = plan.sources
+    request, selection = compile_job(source.job).read, source.selection
+    started_s = time.thread_time()
+    rows = 0
+    for group in range(len(selection.rows)):
+        fragment = selection.fragment(source.snapshot, np.array([group]))
+        rows += sum(chunk.frame.height for chunk in read_fragment(fragment, request))
+    read_s = time.thread_time() - started_s
+    batches = sum(batch.rows for batch in read.batches(plan=plan))
+    assert rows == batches
+    return rows / read_s, rows / (time.thread_time() - started_s - read_s)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -128,12 +140,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for name, dedup in (("plain", False), ("dedup", True)):
         stored = pipeline(folder, tables["rows"], "rows", None, dedup=dedup)
         exploded = pipeline(folder, tables["requests"], "requests", explode, dedup=dedup)
-        pairs = [(rate(stored), rate(exploded)) for _ in range(1 + options.rounds)][1:]
-        found["rates"][name] = {
-            "rows_per_s": statistics.median(one for one, _ in pairs),
-            "exploded_rows_per_s": statistics.median(other for _, other in pairs),
-            "ratio": statistics.median(other / one for one, other in pairs),
-        }
+        pairs = [(rates(stored), rates(exploded)) for _ in range(1 + options.rounds)][1:]
+        for index, what in enumerate(("read", "batches")):
+            found["rates"][f"{what}, {name}"] = {
+                "rows_per_s": statistics.median(one[index] for one, _ in pairs),
+                "exploded_rows_per_s": statistics.median(other[index] for _, other in pairs),
+                "ratio": statistics.median(other[index] / one[index] for one, other in pairs),
+            }
     return found
 
 

@@ -19,5 +19,5 @@ def test_tiny_compares_bytes_and_rates(tmp_path: Path) -> None:
     assert found["requests"] * 8 < found["rows"] == 20_000
     assert found["bytes_ratio"] > 2.5  # bytes, not time
     assert found["bytes_ratio_clustered"] > 1
-    assert set(found["rates"]) == {"plain", "dedup"}
+    assert set(found["rates"]) == {f"{what}, {how}" for what in ("read", "batches") for how in ("plain", "dedup")}
     assert all(rate["ratio"] > 0 for rate in found["rates"].values())

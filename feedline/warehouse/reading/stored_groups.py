@@ -24,7 +24,7 @@ from feedline.warehouse.parquet.decode import DecodedRows
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.parquet.schemas import child_fields, is_list
-from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns
+from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, with_elements
 from feedline.warehouse.storage.faults import label
 
 Bools = npt.NDArray[np.bool_]
@@ -269,7 +269,25 @@ def repeat_rows(unique: pa.Array, index: pa.Array, name: str, uri: str, row_grou
             f"column {name!r} of {label(uri, row_group)} cannot be read as rows: its values in {len(index):,} rows "
             f"that repeat {len(unique):,} are more than 32 bits count. Deduplicate its group, or shorten its lists"
         )
-    return unique.take(index)
+    return _gather_lists(unique, index) if _is_ragged(unique.type) else unique.take(index)
+
+
+def _is_ragged(kind: pa.DataType) -> bool:
+    """Whether a type is of lists of numbers, or of codes."""
+    tests = (pat.is_integer, pat.is_float32, pat.is_float64, pat.is_dictionary)
+    return is_list(kind) and any(test(kind.value_type) for test in tests)
+
+
+def _gather_lists(unique: pa.Array, index: pa.Array) -> pa.Array:
+    """The rows of unique lists, by Polars: 2.4 ns per element, of which `take` takes 5.6."""
+    kind, values = unique.type, unique.values
+    is_coded = pat.is_dictionary(values.type)
+    lists = pl.Series(with_elements(unique, values.indices if is_coded else values))
+    gathered = lists.gather(pl.Series(index)).rechunk().to_arrow()
+    found = pa.DictionaryArray.from_arrays(gathered.values, values.dictionary) if is_coded else gathered.values
+    list_class = pa.LargeListArray if pat.is_large_list(kind) else pa.ListArray
+    offsets = gathered.offsets if pat.is_large_list(kind) else gathered.offsets.cast(pa.int32())
+    return list_class.from_arrays(offsets, found, type=kind, mask=gathered.is_null() if gathered.null_count else None)
 
 
 def _overflows(unique: pa.Array, counts: npt.NDArray[np.int64]) -> bool:

@@ -350,6 +350,7 @@ def test_rows_are_repeated_as_pyarrow_takes_them(data: st.DataObject) -> None:
     values = pa.array(data.draw(st.lists(cell, min_size=1, max_size=6)), kind)
     values = values.slice(data.draw(st.integers(0, len(values) - 1)))
     index = pa.array(data.draw(st.lists(st.integers(0, len(values) - 1), max_size=9)), pa.int32())
-    assert repeat_rows(values, index, "x", "a.parquet", 0).equals(values.take(index))
+    repeated, taken = repeat_rows(values, index, "x", "a.parquet", 0), values.take(index)
+    assert (repeated.type, str(repeated.to_pylist())) == (taken.type, str(taken.to_pylist()))  # NaN is not equal to NaN
     counts = np.bincount(index.to_numpy(), minlength=len(values))
     assert not _overflows(values, counts)
