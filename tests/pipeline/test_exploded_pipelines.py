@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -16,11 +17,14 @@ from optimized import rewrite
 from pipelines import image
 from request_tables import impression_table, write_requests, write_unnested
 
-from feedline import Pipeline
+from feedline import Pipeline, Table
 from feedline.blocks.request import pack_pieces, unpack_pieces
 from feedline.errors import CorruptFileError, DataError, FeedlineError, SpecError, StateError
 from feedline.loader.state import state_of
 from feedline.planning.kept_rows import read_kept_rows
+from feedline.warehouse.columns.change import add_columns
+from feedline.warehouse.columns.values import ExpressionValues
+from feedline.warehouse.delete.delete import DeleteRequest, delete_rows
 from feedline.warehouse.selection.pruning_report import COUNTED, STATISTICS, WHOLE
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
@@ -341,6 +345,51 @@ def test_footers_of_optimize_save_the_counting(tmp_path: Path, monkeypatch: pyte
     pipeline = Pipeline.from_dict(document)
     expected = sum(pq.read_metadata(path).num_rows for path in source.rglob("*.parquet"))
     assert sum(int(batch.valid.sum()) for batch in pipeline.batches()) == expected
+
+
+@pytest.mark.parametrize("how", ["deleted", "written by pyarrow"])
+def test_counts_in_footers_are_not_those_of_rows_that_went(tmp_path: Path, how: str):
+    """Requests are deleted, with and without the note of counts in the file's metadata; a column is added."""
+    source, target = impression_table(tmp_path / "in"), tmp_path / "requests"
+    rewrite(source, target, rows="request", by=("request_id",), sort_by=("position",), row_group_rows=100)
+    if how == "deleted":
+        assert delete_rows(str(target), DeleteRequest(where="request_id % 5 == 2")).rows > 20
+        add_columns(str(target), ExpressionValues(expression="age + 1", name="older"))
+    else:
+        for path in target.rglob("*.parquet"):
+            file = pq.ParquetFile(path)
+            groups = [file.read_row_group(index) for index in range(file.num_row_groups)]
+            with pq.ParquetWriter(path, groups[0].schema) as writer:
+                for group in groups:
+                    kept = group.filter(pc.not_equal(pc.bit_wise_and(group["request_id"], 3), 2))
+                    writer.write_table(kept)
+                writer.add_key_value_metadata(file.metadata.metadata)
+    table = Table(str(target)).read(["request_id", "age", "item_id"])
+    expected = sorted(
+        (request, -1.0 if age is None else age, item)
+        for request, age, items in zip(*(table[name].to_pylist() for name in table.schema.names), strict=True)
+        for item in items
+    )
+    older = {"older": [{"fill_null": 0}]} if how == "deleted" else {}
+    document = {
+        "version": 1,
+        "name": "t",
+        "work_dir": str(tmp_path / "work"),
+        "source": {"table": str(target), "explode": ["item_id"]},
+        "features": {
+            "dense": {"age": [{"fill_null": -1}], **older},
+            "categorical": {"request_id": [], "item_id": []},
+        },
+        "batch": {"size": 8, "tail": "partial"},
+    }
+    found = []
+    for batch in Pipeline.from_dict(document).batches():
+        valid = int(batch.valid.sum())
+        found += zip(*(batch[name].tolist()[:valid] for name in ("request_id", "age", "item_id")), strict=True)
+        if older:
+            ages, more = batch["age"].tolist()[:valid], batch["older"].tolist()[:valid]
+            assert more == [0 if age == -1 else age + 1 for age in ages]
+    assert sorted(found) == expected
 
 
 def test_a_followed_table_counts_only_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
