@@ -105,11 +105,13 @@ class JoinedFile(OpenFile):
 
     def _decode(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         with ExitStack() as stack:
-            sources = []
-            for file, part in zip(self._files, self._footer.parts, strict=True):
-                places = map(self._footer.place, request.all_leaves)
-                own = [leaf for holder, leaf in places if holder is part]
-                sources.append(stack.enter_context(file.fetched(request.row_group, own)))
+            leaves: dict[int, list[int]] = {part.start: [] for part in self._footer.parts}
+            for part, leaf in map(self._footer.place, request.all_leaves):
+                leaves[part.start].append(leaf)
+            sources = [
+                stack.enter_context(file.fetched(request.row_group, own))
+                for file, own in zip(self._files, leaves.values(), strict=True)
+            ]
 
             def read(start: int, stop: int) -> pa.Buffer:
                 index = bisect_right(self._starts, start) - 1
@@ -120,7 +122,8 @@ class JoinedFile(OpenFile):
 
     def _layout(self, version: FileVersion, columns: Sequence[FileToJoin], sizes: Sequence[int]) -> _Layout:
         """The footer, schema, Parquet columns and decoder of all files, kept by their footers."""
-        key = version.uri, version.footer_digest, version.decoder, tuple(columns)
+        others = [(file.version.uri, file.version.footer_digest, file.fields) for file in columns]
+        key = version.uri, version.footer_digest, version.decoder, *others
         known = _layouts.get(key)
         if known is not None:
             return known

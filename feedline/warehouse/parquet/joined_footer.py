@@ -50,14 +50,16 @@ class JoinedFooter:
 
     def chunk_facts(self, row_group: int, leaves: Iterable[int]) -> list[ChunkFacts]:
         """As `footer.chunk_facts`, with places in all files end to end."""
-        found: dict[int, ChunkFacts] = {}
         asked = list(leaves)
-        for part in self.parts:
-            here = [leaf for leaf in asked if self._places[leaf][0] is part]
-            own = [self._places[leaf][1] for leaf in here]
-            for leaf, facts in zip(here, chunk_facts(part.metadata, row_group, own, part.size_bytes), strict=True):
+        here: dict[int, list[int]] = {}  # by where a file begins, the columns that it holds
+        for leaf in asked:
+            here.setdefault(self._places[leaf][0].start, []).append(leaf)
+        found: dict[int, ChunkFacts] = {}
+        for start, held in here.items():
+            part, own = self._places[held[0]][0], [self._places[leaf][1] for leaf in held]
+            for leaf, facts in zip(held, chunk_facts(part.metadata, row_group, own, part.size_bytes), strict=True):
                 first, stop = facts.place
-                found[leaf] = facts._replace(place=(first + part.start, stop + part.start))
+                found[leaf] = facts if not start else facts._replace(place=(first + start, stop + start))
         return [found[leaf] for leaf in asked]
 
 

@@ -201,10 +201,9 @@ class _LocalFile(OpenFile):
 
     @contextmanager
     def fetched(self, row_group: int, leaves: Sequence[int]) -> Iterator[ColumnSource]:
-        """As `OpenFile.fetched`: the system is told what will be read, unless it is one range, as of a column file."""
-        ranges = coalesce([facts.place for facts in self.decoder.facts(row_group, leaves)])
-        if len(ranges) > 1:
-            self._read_ahead(ranges)
+        """As `OpenFile.fetched`: the system is told what will be read, unless that is one column."""
+        if len(leaves) > 1:
+            self._read_ahead(coalesce([facts.place for facts in self.decoder.facts(row_group, leaves)]))
         yield ColumnSource(self.parquet, self._read_range)
 
     def reopen(self) -> None:
