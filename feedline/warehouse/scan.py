@@ -19,6 +19,7 @@ from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.progress import report_progress, track
 from feedline.warehouse.bad_files import BadFile, reason_of
+from feedline.warehouse.discovery.column_log import column_files_of
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
@@ -266,6 +267,7 @@ def _fragments(findings: Findings, indices: Sequence[int], decoder: str) -> Iter
                 row_groups=tuple(range(first, stop)),
                 expected=(UNCOUNTED,) * (stop - first),
                 stored_names=findings.listing.stored_names,
+                columns=column_files_of(files, index),
                 decoder=decoder,
             )
             yield fragment, rows

@@ -136,3 +136,21 @@ def test_a_plan_says_which_rows_lack_an_added_column(table: Path, tmp_path: Path
     pipeline.write_text(text.replace('missing: "null"', "missing: error"))
     with pytest.raises(SpecError, match=r"column 'x' is not in .*ds=2026-01-01.*: got 2 files without it"):
         Pipeline.from_yaml(str(pipeline)).plan()
+
+
+def test_check_finds_a_damaged_page_of_a_column_file(table: Path, tmp_path: Path):
+    add_columns(str(table), SeededValues((("x", "int"), ("z", "list"))))
+    pipeline = tmp_path / "p.yaml"
+    pipeline.write_text(PIPELINE.format(table=table, work=tmp_path / "w").replace("x: []", "x: [{fill_null: 0}]"))
+    check = ["check", str(pipeline), "--deep", "--json"]
+    result = CliRunner().invoke(app, check, catch_exceptions=False)
+    assert (result.exit_code, json.loads(result.stdout)["bad_files"]) == (0, [])
+    path = max(table.rglob("ds=2026-01-02/*.columns"))
+    content = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    content[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 2] ^= 255
+    path.write_bytes(content)
+    result = CliRunner().invoke(app, check, catch_exceptions=False)
+    assert result.exit_code == 1
+    [bad] = json.loads(result.stdout)["bad_files"]
+    assert "ds=2026-01-02/part-0.parquet.columns, row group 0" in json.dumps(bad)
