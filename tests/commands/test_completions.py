@@ -93,7 +93,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     [
         (["pl"], ["plan"]),
         (["ver"], ["version"]),
-        (["generate", ""], ["clicks", "listens"]),
+        (["generate", ""], ["clicks", "listens", "logs"]),
         (["plan", "two.yaml", "--wor"], ["--world-size"]),
         (["plan", "o"], ["other.yml", "old/"]),
         (["plan", "old/"], ["old/one.yaml"]),

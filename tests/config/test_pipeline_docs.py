@@ -10,6 +10,7 @@ from test_spec_errors import ALTERNATIVES
 
 from feedline import Pipeline
 from feedline.config import PipelineSpec, parse_spec
+from feedline.config.build_spec import load_build_spec
 from feedline.config.features import GROUPS
 from feedline.config.histories import HISTORY_KEYS
 from feedline.config.overrides import parse_overrides
@@ -20,13 +21,20 @@ from feedline.errors import SpecError
 DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 PAGES = ("pipeline.md", "pipeline-rows.md", "pipeline-batches.md")
+SAMPLES = "version: 1\nimpressions:"  # of a samples.yaml
 TEXT = "\n".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES)
 BLOCKS = FENCE.findall(TEXT)
 SHOWN = [
     (f"{page.stem}-{place}", block)
     for page in sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"])
     for place, block in enumerate(FENCE.findall(page.read_text(encoding="utf-8")))
-    if page.stem != "expressions"  # its examples have no table
+    if page.stem != "expressions" and not block.startswith(SAMPLES)  # its examples have no table
+]
+BUILDS = [
+    (page.stem, block)
+    for page in sorted(DOCS.glob("*.md"))
+    for block in re.findall(r"```yaml[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    if block.startswith(SAMPLES)
 ]
 ROWS = {
     part.splitlines()[0].strip(): dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", part, re.MULTILINE))
@@ -40,6 +48,13 @@ def test_examples_are_accepted():
         text = completed(block)
         assert PipelineSpec.from_canonical(parse_spec(text, file=name).canonical())
         assert validator.is_valid(read_document(text, name).value), name
+
+
+def test_examples_of_samples_are_accepted(tmp_path: Path):
+    assert len(BUILDS) >= 2
+    for name, block in BUILDS:
+        (tmp_path / "samples.yaml").write_text(block)
+        assert load_build_spec(tmp_path / "samples.yaml").out.table, name
 
 
 def test_the_documented_error_is_raised():
