@@ -125,9 +125,9 @@ def _exploded(spec: PipelineSpec, snapshot: Snapshot, map: Map | None) -> Snapsh
     if snapshot.exploded is not None:
         if snapshot.exploded.names != names:
             raise StateError(
-                f"the state belongs to another plan: its rows are the elements of "
+                f"the snapshot is of another plan: its rows are the elements of "
                 f"{', '.join(snapshot.exploded.names)}, and pipeline.yaml explodes {', '.join(names or ('nothing',))}. "
-                "Use the pipeline.yaml of the run that saved it"
+                "Use the pipeline.yaml of the run that took it"
             )
         return snapshot
     if names is None:

@@ -296,7 +296,7 @@ def test_lists_of_unequal_lengths_are_refused_with_their_place(tmp_path: Path, n
     table = pa.table({"r": [0, 1, 2], "item": [[1], [1, 2], [3]], "clicked": [[1], [1, 0], [1, 1]]})
     if noted:
         notes = {"feedline.requests": json.dumps({"version": 1, "by": ["r"], "candidates": ["item", "clicked"]})}
-        table = table.replace_schema_metadata({**notes, "feedline.requests.rows": "[3, 1]"})
+        table = table.replace_schema_metadata({**notes, "feedline.requests.rows": "[[2, 3], [1, 1]]"})
     (tmp_path / "t").mkdir()
     pq.write_table(table, tmp_path / "t" / "0.parquet", row_group_size=2)
     document = {

@@ -8,8 +8,8 @@ footer's key-value metadata names them, under `feedline.requests`, the same in a
 
     {"version": 1, "by": ["request_id"], "candidates": ["item_id", "clicked"]}
 
-and under `feedline.requests.rows` the impressions of each row group of the file: `[1302, 1288]`. See
-docs/decisions/0098.
+and under `feedline.requests.rows` the requests and impressions of each of the file's row groups: `[[80, 1302], [80,
+1288]]`. See docs/decisions/0098.
 """
 
 from __future__ import annotations
@@ -67,14 +67,19 @@ def requests_of(metadata: Mapping[bytes, bytes] | None, place: str) -> RequestCo
     return None if content is None else RequestColumns.from_json(content, place)
 
 
-def impressions_of(metadata: Mapping[bytes, bytes] | None, columns: Collection[str], row_groups: int) -> Int64s | None:
-    """int64 [row groups of a file]: the impressions of each, if its footer says so of these columns."""
+def impressions_of(
+    metadata: Mapping[bytes, bytes] | None, columns: Collection[str], requests_stored: Sequence[int]
+) -> Int64s | None:
+    """int64 [row groups of a file]: the impressions of each, if its footer says so of these columns, and of row groups
+    of so many requests: other tools keep metadata when they rewrite a file."""
     requests = requests_of(metadata, "the file")
     content = (metadata or {}).get(ROWS_KEY)
     if requests is None or content is None or not requests.candidates or not set(columns) <= set(requests.candidates):
         return None
     counts: list[Any] = json.loads(content)
-    return np.array(counts, np.int64) if len(counts) == row_groups else None
+    if [stored for stored, _ in counts] != list(requests_stored):
+        return None
+    return np.array([impressions for _, impressions in counts], np.int64)
 
 
 def request_schema(schema: pa.Schema, candidates: Collection[str]) -> pa.Schema:

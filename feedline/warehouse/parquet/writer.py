@@ -142,7 +142,7 @@ class TableWriter:
         self._options = writer_options(format.encodings, format.page_rows)
         self._page_rows, self._history = format.page_rows or 1, format.history
         self._builder: NoteBuilder | None = None
-        self._requests, self._impressions = format.requests, list[int]()
+        self._requests, self._impressions = format.requests, list[tuple[int, int]]()
         self._note = dict(note)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._group_rows = 0
@@ -212,7 +212,7 @@ class TableWriter:
             self._builder.add(table)
         if self._requests:
             lists = table[self._requests.candidates[0]]
-            self._impressions.append(sum(int(list_lengths(chunk).sum()) for chunk in lists.chunks))
+            self._impressions.append((rows, sum(int(list_lengths(chunk).sum()) for chunk in lists.chunks)))
         if self._dedup:
             table, runs = dedup_table(table, self._dedup, self._keys)
         self._writer.write_table(table, row_group_size=rows)

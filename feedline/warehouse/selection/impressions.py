@@ -110,7 +110,8 @@ def count_impressions(task: ImpressionTask) -> Int64s:
 
 def _counts_of(fragment: Fragment, lists: pa.Schema) -> Int64s:
     with fragment.open() as file:
-        noted = impressions_of(file.metadata.metadata, lists.names, file.metadata.num_row_groups)
+        stored = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+        noted = impressions_of(file.metadata.metadata, lists.names, stored)
         if noted is not None and not all(_holds(file, name, noted) for name in lists.names):
             noted = None  # another tool has written the file anew, with its metadata
         present = [name for name in lists.names if name in file.stored]

@@ -18,7 +18,14 @@ from request_tables import grouped, impression_table, impressions, unnested
 from feedline import Table
 from feedline.errors import DataError, TableArgumentError, TableError
 from feedline.warehouse.optimize.recipe import Settings
-from feedline.warehouse.parquet.request_rows import REQUESTS_KEY, ROWS_KEY, RequestColumns, as_impressions, as_requests
+from feedline.warehouse.parquet.request_rows import (
+    REQUESTS_KEY,
+    ROWS_KEY,
+    RequestColumns,
+    as_impressions,
+    as_requests,
+    impressions_of,
+)
 
 KEPT = ("age", "country", "history", "ds")
 LISTS = ("position", "item_id", "clicked", "price", "word", "tags")
@@ -49,8 +56,13 @@ def test_footers_name_candidates_and_count_impressions(tmp_path: Path) -> None:
     for path in files_of(target):
         file = pq.ParquetFile(path)
         assert RequestColumns.from_json(file.metadata.metadata[REQUESTS_KEY], "it").by == ("request_id",)
-        counts = [sum(map(len, file.read_row_group(i)["item_id"].to_pylist())) for i in range(file.num_row_groups)]
-        assert json.loads(file.metadata.metadata[ROWS_KEY]) == counts
+        lists = [file.read_row_group(i)["item_id"].to_pylist() for i in range(file.num_row_groups)]
+        counts = [sum(map(len, each)) for each in lists]
+        stored = list(map(len, lists))
+        assert json.loads(file.metadata.metadata[ROWS_KEY]) == [list(pair) for pair in zip(stored, counts, strict=True)]
+        assert impressions_of(file.metadata.metadata, ["item_id"], stored).tolist() == counts
+        assert impressions_of(file.metadata.metadata, ["item_id", "age"], stored) is None
+        assert impressions_of(file.metadata.metadata, ["item_id"], [*stored[1:], stored[0] + 1]) is None  # rewritten
         assert file.num_row_groups > 1
         assert max(counts) < 150  # about as many impressions as a row group has rows
 
