@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -153,7 +153,7 @@ class FitSource:
     """The rows that a pipeline declares for its fits.
 
     table: paths and URIs, as `table_name` returns them. where: `fit.where`; if None, fits use the rows that the current
-    `source.where` keeps. sample: as JSON.
+    `source.where` keeps. sample: as JSON, with the lists whose elements are the rows.
     """
 
     table: tuple[str, ...]
@@ -254,13 +254,19 @@ def canonical_where(where: str | None) -> str | None:
         return where  # the error comes when it is bound
 
 
-def fit_source(table: str | Sequence[str], where: str | None, sample: Mapping[str, Any] | None) -> FitSource:
-    """Return the source that a pipeline declares. Raises TableError as `table_name` does."""
+def fit_source(
+    table: str | Sequence[str],
+    where: str | None,
+    sample: Mapping[str, Any] | None,
+    explode: Sequence[str] | None = None,
+) -> FitSource:
+    """Return the source that a pipeline declares. explode: the lists whose elements are its rows. Raises TableError as
+    `table_name` does."""
     tables = [table] if isinstance(table, str) else table
     return FitSource(
         table=tuple(sorted({table_name(one) for one in tables})),
         where=where,
-        sample=_sample_text(sample),
+        sample=_sample_text(sample, explode),
     )
 
 
@@ -274,8 +280,9 @@ def join_sources(sources: Mapping[str, FitSource]) -> FitSource:
     )
 
 
-def _sample_text(sample: Mapping[str, Any] | None) -> str | None:
-    return None if sample is None else json.dumps(sample, sort_keys=True)
+def _sample_text(sample: Mapping[str, Any] | None, explode: Sequence[str] | None) -> str | None:
+    content = {**(sample or {}), **({} if explode is None else {"explode": list(explode)})}
+    return None if sample is None and explode is None else json.dumps(content, sort_keys=True)
 
 
 def safe_name(name: str) -> str:
@@ -373,6 +380,10 @@ def _sample(source: FitSource) -> str:
         own = content["sources"].items()
         texts = [f"{name} of {', '.join(table)}" + (sample is not None) * ", sampled" for name, (table, sample) in own]
         return f"the sources {'; '.join(texts)}"
+    lists = content.pop("explode", None)
+    if lists is not None:
+        elements = f"the elements of {', '.join(lists)}"
+        return f"{elements}, {_sample(replace(source, sample=json.dumps(content)))}" if content else elements
     values = {key: value for key, value in content.items() if value not in (None, [], 0)}
     return "a sample of " + ", ".join(f"{key} {value}" for key, value in values.items())
 

@@ -62,7 +62,9 @@ def _redefined(spec: PipelineSpec) -> tuple[tuple[str, str], ...]:
 
 def _fit_source(spec: PipelineSpec) -> FitSource:
     sources = [
-        fit_source(each.source.table, spec.fit.where, None if sample is None else sample.fitted.to_json())
+        fit_source(
+            each.source.table, spec.fit.where, None if sample is None else sample.fitted.to_json(), each.source.explode
+        )
         for each in spec.per_source()
         for sample in [Sample.of(each.source.sample)]
     ]

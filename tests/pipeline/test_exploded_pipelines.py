@@ -211,6 +211,25 @@ def test_a_state_continues_and_other_rows_are_refused(place: Documents):
             Pipeline.from_dict(place[0], set={"lanes": 2, "source.explode": explode}).plan_for(state)
 
 
+def test_a_fit_of_impressions_is_none_of_requests(place: Documents, tmp_path: Path):
+    """Which counts a request once, whatever its lists hold."""
+    document = {
+        **place[0],
+        "artifacts": str(tmp_path),
+        "features": {"dense": {"age": [{"fill_null": 0}, "standardize"]}},
+    }
+    Pipeline.from_dict(document).fit()
+    assert images(Pipeline.from_dict(document))
+    sampled = "the elements of item, clicked, price, word, tags, a sample of fraction 0.5"
+    for changes, expected in (
+        ({"source.explode": None}, "no sample"),
+        ({"source.explode": ["item"]}, "the elements of item"),
+        ({"source.sample": {"fraction": 0.5, "seed": 0}}, sampled),
+    ):
+        with pytest.raises(FeedlineError, match=f"got the elements of item, .*, tags, expected {expected}"):
+            images(Pipeline.from_dict(document, set=changes))
+
+
 def test_a_cache_keeps_impressions_apart_from_requests(place: Documents, tmp_path: Path):
     cache = {"cache": {"dir": str(tmp_path / "cache"), "mode": "features"}}
     document = {**place[0], "features": {**FEATURES, "sparse": {}, "extra": []}}
