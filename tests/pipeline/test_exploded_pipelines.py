@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from event_tables import event_table, laid_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimized import rewrite
@@ -209,6 +210,45 @@ def test_a_state_continues_and_other_rows_are_refused(place: Documents):
     for explode in (list(LISTS[:4]), None):
         with pytest.raises(StateError, match="its rows are the elements of item, clicked, price, word, tags"):
             Pipeline.from_dict(place[0], set={"lanes": 2, "source.explode": explode}).plan_for(state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": "off", "dedup": {"user": {"columns": ["customer", "moment", "age"]}}}],
+    ids=["rows", "groups"],
+)
+def test_impressions_see_the_events_of_their_request(tmp_path: Path, options: dict[str, Any]):
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(0, 6, 120)
+    requests = pa.table(
+        {
+            "request": np.arange(120),
+            "customer": draw.integers(0, 12, 120),
+            "moment": draw.integers(0, 60, 120),
+            "age": draw.random(120).astype(np.float32),
+            "item": pa.array([draw.integers(0, 100, length).tolist() for length in lengths], pa.list_(pa.int64())),
+        }
+    )
+    (tmp_path / "requests").mkdir()
+    pq.write_table(requests, tmp_path / "requests" / "0.parquet", row_group_size=17)
+    rows = write_unnested(tmp_path / "requests", tmp_path / "rows", ("item",))
+    events = laid_out(event_table(700), tmp_path / "events", "ts", "no")
+    seen = {"history": "events", "column": "item", "at": "moment", "last": 5, "ops": [{"fill_null": 0}]}
+    document = {
+        "version": 1,
+        "name": "t",
+        "work_dir": str(tmp_path / "work"),
+        "histories": {
+            "events": {"table": str(events), "key": "user", "on": "customer", "time": "ts", "tie_break": "no"}
+        },
+        "features": {"dense": {"age": []}, "categorical": {"item": []}, "sparse": {"seen": seen}},
+        "batch": {"size": 16, "tail": "partial"},
+        **options,
+    }
+    exploded = {"table": str(tmp_path / "requests"), "explode": ["item"], "split_rows": 40}
+    found = images(Pipeline.from_dict({**document, "source": exploded}))
+    assert found == images(Pipeline.from_dict({**document, "source": {"table": str(rows), "split_rows": 40}}))
+    assert len(found[0]) > 10
 
 
 def test_a_fit_of_impressions_is_none_of_requests(place: Documents, tmp_path: Path):
