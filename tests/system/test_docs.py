@@ -42,6 +42,7 @@ WITH_FENCES = (
     "docs/rebase.md",
     "docs/following.md",
     "docs/optimize.md",
+    "docs/requests.md",
     "docs/deleting.md",
     "docs/serving.md",
     "docs/clusters.md",
