@@ -128,13 +128,14 @@ class HistoryJoin:
         """int64 [2, rows]: the first and the end of the events of each row's key."""
         return np.stack(events.find(frame.get_column(self._columns.on)))
 
-    def cuts(self, found: Int64s) -> list[int]:
-        """Where to cut rows, so that not too many events are joined at once: [0, …, rows]. found: as of `find`."""
+    def cuts(self, found: Int64s, parts: int = 1) -> list[int]:
+        """Where to cut rows, so that not too many events are joined at once: [0, …, rows]. found: as of `find`. parts:
+        as many at once as this number of parts has otherwise."""
         held = found[1] - found[0]
         elements = np.zeros(len(held), np.int64)
         for selection in self._selections:
             elements += np.minimum(held, selection.read.most)
-        part = (np.cumsum(elements) - elements) // _MOST_ELEMENTS
+        part = (np.cumsum(elements) - elements) // (parts * _MOST_ELEMENTS)
         return [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(held)] if len(held) else [0, 0]
 
     def join(

@@ -77,9 +77,10 @@ class ListColumns:
         """int64 [2, rows] of each history: the first and the end of the events of each row's key."""
         return [join.find(events_of(history), frame) for history, join in self._joins]
 
-    def cuts(self, found: Sequence[Int64s]) -> list[int]:
-        """Where to cut rows, so that not too many events are joined at once: [0, …, rows]. found: as of `find`."""
-        return sorted({cut for (_, join), own in zip(self._joins, found, strict=True) for cut in join.cuts(own)})
+    def cuts(self, found: Sequence[Int64s], parts: int = 1) -> list[int]:
+        """Where to cut rows, so that not too many events are joined at once: [0, …, rows]. See `HistoryJoin.cuts`."""
+        joins = zip(self._joins, found, strict=True)
+        return sorted({cut for (_, join), own in joins for cut in join.cuts(own, parts)})
 
     def joined(self, frame: pl.DataFrame, found: Sequence[Int64s]) -> tuple[pl.DataFrame, dict[str, pa.Array]]:
         """Rows with the lists, and the values of those that are codes. found: as of `find`, of these rows."""
