@@ -397,7 +397,7 @@ def test_footers_of_optimize_save_the_counting(tmp_path: Path, monkeypatch: pyte
         "version": 1,
         "name": "t",
         "work_dir": str(tmp_path / "work"),
-        "source": {"table": str(tmp_path / "requests"), "explode": ["item_id", "clicked"]},
+        "source": {"table": str(tmp_path / "requests"), "explode": ["item_id", "clicked", "tags"]},
         "features": {"categorical": {"item_id": []}, "label": {"clicked": []}},
         "batch": {"size": 8, "tail": "partial"},
     }
