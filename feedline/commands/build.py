@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -18,18 +17,13 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from feedline.commands.cluster.connect import task_cluster
 from feedline.commands.consoles import console_on, say
-from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.pipeline_arguments import AsJson
-from feedline.commands.progress_line import ProgressLine
 from feedline.commands.table_layout import parse_size
 from feedline.config.build_spec import load_build_spec
-from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import SpecError
 from feedline.resources.cgroups import available_cores
-from feedline.resources.scratch import scratch_folder
-from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.request import ClusterRequest
 from feedline.warehouse.building.build import DUE, GONE, LATE, OPEN, BuildReport, PartitionState, look
 from feedline.warehouse.building.build import build as build_table
 from feedline.warehouse.optimize.optimize import TaskRunner
@@ -127,13 +121,9 @@ def _run(
     run: Callable[..., BuildReport], console: Console, *, workers: int | None, threads: int, memory_bytes: int | None
 ) -> BuildReport:
     """Run `run` on a Dask cluster of this machine: worker processes, or threads of this one."""
-    spec = ClusterSpec.model_validate({"workers": workers})
     stopped = "stopped: finished partitions stay; run the same command to continue"
-    with exit_on_signals(lambda: console.print(stopped)), scratch_folder() as scratch:
-        cluster = open_cluster(ClusterRequest(spec, threads=1 if workers else threads, scratch=str(scratch)))
-        with closing(cluster), ProgressLine():
-            cluster.check_workers()
-            return run(runner=TaskRunner(map=cluster.map, threads=workers or threads, memory_bytes=memory_bytes))
+    with task_cluster(console, stopped, workers=workers, threads=threads) as cluster:
+        return run(runner=TaskRunner(map=cluster.map, threads=workers or threads, memory_bytes=memory_bytes))
 
 
 def _moment_ns(text: str) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import closing
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Annotated
@@ -19,21 +18,16 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from feedline.commands.cluster.connect import task_cluster
 from feedline.commands.consoles import console_on, say
-from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.pipeline_arguments import AsJson
-from feedline.commands.progress_line import ProgressLine
 from feedline.config import PipelineSpec, load_spec
-from feedline.config.cluster_section import ClusterSpec
 from feedline.config.column_ranges import split_names
 from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.planning.table_features import compile_spec, planned_schema
 from feedline.resources.cgroups import available_cores
-from feedline.resources.scratch import scratch_folder
-from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.request import ClusterRequest
 from feedline.serving.encoder import Serving
 from feedline.warehouse.columns.change import add_columns, drop_columns, table_now
 from feedline.warehouse.columns.column_list import ColumnList, list_columns
@@ -83,14 +77,9 @@ def add(
     """Add columns to all files of a table, or to those of some partitions."""
     console = console_on(stderr=as_json)
     source = _source(origin, key, names)
-    spec = ClusterSpec.model_validate({"workers": workers})
     stopped = "stopped: the table is as it was"
-    with exit_on_signals(lambda: console.print(stopped)), scratch_folder() as scratch:
-        own_threads = threads or available_cores()
-        cluster = open_cluster(ClusterRequest(spec, threads=1 if workers else own_threads, scratch=str(scratch)))
-        with closing(cluster), ProgressLine():
-            cluster.check_workers()
-            report = add_columns(table, source, where=where, replaced=replace, map=cluster.map)
+    with task_cluster(console, stopped, workers=workers, threads=threads or available_cores()) as cluster:
+        report = add_columns(table, source, where=where, replaced=replace, map=cluster.map)
     if as_json:
         print(json.dumps(asdict(report)))
         return

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,12 +18,11 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from feedline.commands.cluster.connect import task_cluster
 from feedline.commands.consoles import console_on, say
-from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.pipeline_arguments import AsJson, complete_words, names_pipeline
 from feedline.commands.progress_line import ProgressLine
 from feedline.config import load_spec
-from feedline.config.cluster_section import ClusterSpec
 from feedline.config.column_ranges import split_names
 from feedline.config.sections import parse_bytes
 from feedline.errors import SpecError
@@ -32,9 +30,6 @@ from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
 from feedline.planning.read_columns import read_columns_of
 from feedline.resources.cgroups import available_cores
-from feedline.resources.scratch import scratch_folder
-from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.request import ClusterRequest
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import ROWS, Settings
@@ -173,13 +168,9 @@ def _run_optimize(
     run: Callable[..., OptimizeReport], console: Console, *, workers: int | None, threads: int
 ) -> OptimizeReport:
     """Run `run` on a Dask cluster of this machine: worker processes, or threads of this one."""
-    spec = ClusterSpec.model_validate({"workers": workers})
     stopped = "stopped: finished partitions stay; run the same command to continue"
-    with exit_on_signals(lambda: console.print(stopped)), scratch_folder() as scratch:
-        cluster = open_cluster(ClusterRequest(spec, threads=1 if workers else threads, scratch=str(scratch)))
-        with closing(cluster), ProgressLine():
-            cluster.check_workers()
-            return run(map=cluster.map, threads=workers or threads)
+    with task_cluster(console, stopped, workers=workers, threads=threads) as cluster:
+        return run(map=cluster.map, threads=workers or threads)
 
 
 def _projection_columns(text: str, table: Table) -> tuple[str, ...]:

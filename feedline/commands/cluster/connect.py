@@ -1,4 +1,4 @@
-"""Connect a command to its pipeline's cluster.
+"""Connect a command to its pipeline's cluster, or to one of its own.
 
 Runs in: the process of the command.
 """
@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+from rich.console import Console
+
+from feedline.commands.exit_status import exit_on_signals
+from feedline.commands.progress_line import ProgressLine
 from feedline.config import PipelineSpec
+from feedline.config.cluster_section import ClusterSpec
 from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.planning.table_features import required_functions
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import scratch_folder
-from feedline.service.cluster.open_cluster import WorkerCluster, require_open_files
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import WorkerCluster, open_cluster, require_open_files
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.worker_demand import Demand
 
@@ -49,3 +55,17 @@ def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[W
             yield cluster
         finally:
             cluster.close()
+
+
+@contextmanager
+def task_cluster(console: Console, stopped: str, *, workers: int | None, threads: int) -> Iterator[Cluster]:
+    """A Dask cluster of this machine for the tasks of a command: worker processes, or threads of this one.
+
+    stopped: what is said where a signal ends it.
+    """
+    spec = ClusterSpec.model_validate({"workers": workers})
+    with exit_on_signals(lambda: console.print(stopped)), scratch_folder() as scratch:
+        cluster = open_cluster(ClusterRequest(spec, threads=1 if workers else threads, scratch=str(scratch)))
+        with closing(cluster), ProgressLine():
+            cluster.check_workers()
+            yield cluster
