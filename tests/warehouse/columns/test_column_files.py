@@ -287,11 +287,11 @@ def test_values_of_another_table_by_key(table: Path, tmp_path: Path):
 def test_a_table_in_a_store():
     TaggedStore().store.clear()
     for day in ("2026-01-01", "2026-01-02"):
-        with fsspec.open(f"tagged://t/ds={day}/a.parquet", "wb") as file:
+        with fsspec.open(f"tagged://column_files/ds={day}/a.parquet", "wb") as file:
             pq.write_table(pa.table({"id": np.arange(100)}), file, row_group_size=40)
-    add_seeded("tagged://t", "x", seed=2)
-    add_seeded("tagged://t", "z", "list", where='ds == "2026-01-02"')
-    got = Table("tagged://t").read()
+    add_seeded("tagged://column_files", "x", seed=2)
+    add_seeded("tagged://column_files", "z", "list", where='ds == "2026-01-02"')
+    got = Table("tagged://column_files").read()
     assert got["x"].to_pylist() == SeededValues((("x", "int"),), 2).compute(got)["x"].to_pylist()
     assert got["z"].slice(100).to_pylist() == SeededValues((("z", "list"),)).compute(got.slice(100))["z"].to_pylist()
     assert got["z"].slice(0, 100).null_count == 100
