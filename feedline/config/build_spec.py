@@ -11,7 +11,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
@@ -148,19 +148,42 @@ class OutSpec(Section):
     cluster_by: Names | None = Field(
         default=None, description="Rows of a key together, keys in hashed order (default: the impressions' key)."
     )
-    sort_by: Names | None = Field(default=None, description="The order of a key's rows (default: their time).")
+    sort_by: Names | None = Field(
+        default=None, description="The order of a key's rows, or of a request's candidates (default: their time)."
+    )
     dedup: dict[NonEmptyString, Names] = Field(
         default={}, description="Groups of columns to store once per run of equal rows; `hist_*` is any such name."
+    )
+    rows: Literal["impression", "request"] = Field(
+        default="impression", description="What a row is: an impression, or a request with lists of its candidates."
+    )
+    request: Names | None = Field(default=None, description="The columns that say which request an impression is of.")
+    candidates: Names | None = Field(
+        default=None, description="The columns that differ within a request, and are lists; `hist_*` is any such name."
     )
 
     @model_validator(mode="after")
     def _ranges_parse(self) -> OutSpec:
         for group, names in self.dedup.items():
-            for name in names:
-                try:
-                    expand_range(name)
-                except ValueError as error:
-                    raise rule_error("dedup", f"group {group!r}: {error}") from None
+            _check_ranges(names, "dedup", f"group {group!r}: ")
+        _check_ranges(self.candidates or (), "candidates", "")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_agree(self) -> OutSpec:
+        if self.rows == "impression":
+            for key in ("request", "candidates"):
+                if getattr(self, key) is not None:
+                    message = f"is of rows that are requests: got `rows: {self.rows}`. Write `rows: request`, or leave "
+                    raise rule_error(key, f"{message}{key} out")
+            return self
+        for key, example in (("request", "request_id"), ("candidates", "[item_id, clicked]")):
+            if getattr(self, key) is None:
+                raise rule_error("rows", f"needs {key}: got `rows: request` alone. Write `{key}: {example}`")
+        for key in ("cluster_by", "dedup"):
+            if getattr(self, key):
+                reason = "which puts the rows of a request together and stores its columns once"
+                raise rule_error(key, f"contradicts `rows: request`, {reason}. Leave {key} out")
         return self
 
     @property
@@ -237,6 +260,14 @@ def load_build_spec(file: str | os.PathLike[str]) -> BuildSpec:
             add_problem(detail, document, problems, BuildSpec)
     problems.raise_all()
     raise AssertionError("pydantic refused samples.yaml without saying why")
+
+
+def _check_ranges(names: Iterable[str], key: str, place: str) -> None:
+    for name in names:
+        try:
+            expand_range(name)
+        except ValueError as error:
+            raise rule_error(key, f"{place}{error}") from None
 
 
 def _parse_label(name: str, text: str) -> Label:
