@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, Wi
 
 from feedline.config.column_ranges import expand_range
 from feedline.config.histories import LAG_PATTERN, lag_ns
+from feedline.config.json_schema import samples_schema
 from feedline.config.overrides import substitute_variables
 from feedline.config.pipeline_spec import add_problem, read_text
 from feedline.config.sections import (
@@ -62,8 +63,17 @@ def _by(value: str) -> str:
     return value.strip()
 
 
-_LENGTH_SCHEMA = WithJsonSchema({"type": "string", "pattern": f"^{LAG_PATTERN}$"})
-Length = Annotated[NonEmptyString, AfterValidator(_length), _LENGTH_SCHEMA]
+def _pattern(pattern: str) -> dict[str, str]:
+    """The JSON Schema of such strings, or of one with a variable in it."""
+    return {"type": "string", "pattern": rf"^{pattern}$|\$\{{"}
+
+
+Length = Annotated[NonEmptyString, AfterValidator(_length), WithJsonSchema(_pattern(f"(?!0){LAG_PATTERN}"))]
+Lateness = Annotated[
+    str, BeforeValidator(_lateness), WithJsonSchema({"anyOf": [{"const": 0}, _pattern(f"(0|{LAG_PATTERN})")]})
+]
+By = Annotated[NonEmptyString, AfterValidator(_by), WithJsonSchema(_pattern(rf"\s*{_BY.pattern}\s*"))]
+LabelText = Annotated[NonEmptyString, WithJsonSchema(_pattern(rf"\s*{_LABEL.pattern}\s*"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +106,9 @@ class OutcomeSpec(Section):
     attribution: Literal["last", "first", "all"] = Field(
         default="last", description="The impressions that it counts for: the last one before it, the first, or all."
     )
-    label: dict[NonEmptyString, NonEmptyString] = Field(
-        description="Labels by name: exists, count, or sum, max, min, first, last of a column, such as sum(dwell_ms)."
+    label: dict[NonEmptyString, LabelText] = Field(
+        json_schema_extra={"minProperties": 1},
+        description="Labels by name: exists, count, or sum, max, min, first, last of a column, such as sum(dwell_ms).",
     )
 
     @model_validator(mode="after")
@@ -142,9 +153,7 @@ class OutSpec(Section):
     """The table of samples."""
 
     table: PathString = Field(description="The folder or URI to write to.")
-    by: Annotated[NonEmptyString, AfterValidator(_by)] = Field(
-        description="Partitions, in UTC: day(TIME) writes ds=2026-01-31, hour(TIME) ds=2026-01-31/hour=07."
-    )
+    by: By = Field(description="Partitions, in UTC: day(TIME) writes ds=2026-01-31, hour(TIME) ds=2026-01-31/hour=07.")
     cluster_by: Names | None = Field(
         default=None, description="Rows of a key together, keys in hashed order (default: the impressions' key)."
     )
@@ -207,7 +216,7 @@ class BuildSpec(Section, defer_build=False):
         default={}, description="Tables of features, by name, as of the time of an impression."
     )
     negatives: NegativesSpec | None = Field(default=None, description="Impressions of which a share is kept.")
-    lateness: Annotated[str, BeforeValidator(_lateness), _LENGTH_SCHEMA] = Field(
+    lateness: Lateness = Field(
         default="1h", description="How much later than the newest one an event may still arrive."
     )
     late: Literal["drop", "rebuild"] = Field(
@@ -238,6 +247,11 @@ class BuildSpec(Section, defer_build=False):
         for section in (content["impressions"], content["out"], *_sections(content)):
             del section["table"]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of samples.yaml."""
+    return samples_schema(BuildSpec)
 
 
 def load_build_spec(file: str | os.PathLike[str]) -> BuildSpec:
