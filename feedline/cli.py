@@ -267,6 +267,9 @@ def schema(
             autocompletion=complete_pipeline,
         ),
     ] = None,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="The JSON Schema of samples.yaml, which feedline build reads.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the JSON Schema to this file: pipeline.schema.json")
     ] = None,
@@ -274,20 +277,23 @@ def schema(
     as_json: AsJson = False,
 ) -> None:
     """Show the tensors of a pipeline's batches: positions, widths, rows of embeddings. Without a pipeline, print the
-    JSON Schema of pipeline.yaml, for editors."""
+    JSON Schema of pipeline.yaml, or of samples.yaml, for editors."""
     from feedline.commands.schema import describe_schema, schema_table, write_json_schema
+    from feedline.config.build_spec import json_schema
     from feedline.pipeline import Pipeline
 
     if pipeline is None:
         if overrides:
             raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or omit --set")
+        document = json_schema() if samples else Pipeline.json_schema()
         if output is not None:
-            write_json_schema(output, Pipeline.json_schema())
+            write_json_schema(output, document)
         else:
-            print(json.dumps(Pipeline.json_schema(), indent=2))
+            print(json.dumps(document, indent=2))
         return
-    if output is not None:
-        raise SpecError("--output writes the JSON Schema of any pipeline.yaml: got a pipeline. Leave it out")
+    for option, given in (("--output", output is not None), ("--samples", samples)):
+        if given:
+            raise SpecError(f"{option} is of the JSON Schema of any file: got a pipeline. Leave one of the two out")
     spec = _load(pipeline, overrides)
     with ProgressLine():
         facts = describe_schema(Pipeline(spec).schema, spec.batch.size)

@@ -1,4 +1,5 @@
-"""Describe the tensors of a pipeline's batches, and write the JSON Schema of pipeline.yaml: `feedline schema`.
+"""Describe the tensors of a pipeline's batches, and write the JSON Schema of pipeline.yaml or samples.yaml: `feedline
+schema`.
 
 Runs in: the process of the command. Pure, but for the file.
 """
@@ -19,21 +20,18 @@ from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 
 SCHEMA_FILE = "pipeline.schema.json"  # beside pipeline.yaml, for editors
 SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}"  # the first line of a pipeline.yaml that names it
-_TITLE = "pipeline.yaml of Feedline"
-
 _MATRICES = {"dense": "dense", "categorical": "categorical", "label": "labels"}
 
 
 def write_json_schema(file: Path, schema: Mapping[str, Any]) -> None:
-    """Write the JSON Schema of pipeline.yaml to a file, or over that of another version.
+    """Write the JSON Schema of pipeline.yaml or samples.yaml to a file, or over that of another version.
 
     Raises SpecError for a file that holds anything else, or cannot be written.
     """
+    described, *_ = schema["title"].split()  # "pipeline.yaml of Feedline 1.0"
     try:
-        if file.exists() and _title_of(file)[: len(_TITLE)] != _TITLE:
-            raise SpecError(
-                f"{file} holds something else: expected a schema of pipeline.yaml, or no file. Name another"
-            )
+        if file.exists() and not _title_of(file).startswith(f"{described} of Feedline"):
+            raise SpecError(f"{file} holds something else: expected a schema of {described}, or no file. Name another")
         file.write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise SpecError(f"{file} cannot be written: {error.strerror}. Name another file") from error

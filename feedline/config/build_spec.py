@@ -11,13 +11,14 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
 from feedline.config.column_ranges import expand_range
 from feedline.config.histories import LAG_PATTERN, lag_ns
+from feedline.config.json_schema import samples_schema
 from feedline.config.overrides import substitute_variables
 from feedline.config.pipeline_spec import add_problem, read_text
 from feedline.config.sections import (
@@ -62,8 +63,17 @@ def _by(value: str) -> str:
     return value.strip()
 
 
-_LENGTH_SCHEMA = WithJsonSchema({"type": "string", "pattern": f"^{LAG_PATTERN}$"})
-Length = Annotated[NonEmptyString, AfterValidator(_length), _LENGTH_SCHEMA]
+def _pattern(pattern: str) -> dict[str, str]:
+    """The JSON Schema of such strings, or of one with a variable in it."""
+    return {"type": "string", "pattern": rf"^{pattern}$|\$\{{"}
+
+
+Length = Annotated[NonEmptyString, AfterValidator(_length), WithJsonSchema(_pattern(f"(?!0){LAG_PATTERN}"))]
+Lateness = Annotated[
+    str, BeforeValidator(_lateness), WithJsonSchema({"anyOf": [{"const": 0}, _pattern(f"(0|{LAG_PATTERN})")]})
+]
+By = Annotated[NonEmptyString, AfterValidator(_by), WithJsonSchema(_pattern(rf"\s*{_BY.pattern}\s*"))]
+LabelText = Annotated[NonEmptyString, WithJsonSchema(_pattern(rf"\s*{_LABEL.pattern}\s*"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +106,9 @@ class OutcomeSpec(Section):
     attribution: Literal["last", "first", "all"] = Field(
         default="last", description="The impressions that it counts for: the last one before it, the first, or all."
     )
-    label: dict[NonEmptyString, NonEmptyString] = Field(
-        description="Labels by name: exists, count, or sum, max, min, first, last of a column, such as sum(dwell_ms)."
+    label: dict[NonEmptyString, LabelText] = Field(
+        json_schema_extra={"minProperties": 1},
+        description="Labels by name: exists, count, or sum, max, min, first, last of a column, such as sum(dwell_ms).",
     )
 
     @model_validator(mode="after")
@@ -142,25 +153,46 @@ class OutSpec(Section):
     """The table of samples."""
 
     table: PathString = Field(description="The folder or URI to write to.")
-    by: Annotated[NonEmptyString, AfterValidator(_by)] = Field(
-        description="Partitions, in UTC: day(TIME) writes ds=2026-01-31, hour(TIME) ds=2026-01-31/hour=07."
-    )
+    by: By = Field(description="Partitions, in UTC: day(TIME) writes ds=2026-01-31, hour(TIME) ds=2026-01-31/hour=07.")
     cluster_by: Names | None = Field(
         default=None, description="Rows of a key together, keys in hashed order (default: the impressions' key)."
     )
-    sort_by: Names | None = Field(default=None, description="The order of a key's rows (default: their time).")
+    sort_by: Names | None = Field(
+        default=None, description="The order of a key's rows, or of a request's candidates (default: their time)."
+    )
     dedup: dict[NonEmptyString, Names] = Field(
         default={}, description="Groups of columns to store once per run of equal rows; `hist_*` is any such name."
+    )
+    rows: Literal["impression", "request"] = Field(
+        default="impression", description="What a row is: an impression, or a request with lists of its candidates."
+    )
+    request: Names | None = Field(default=None, description="The columns that say which request an impression is of.")
+    candidates: Names | None = Field(
+        default=None, description="The columns that differ within a request, and are lists; `hist_*` is any such name."
     )
 
     @model_validator(mode="after")
     def _ranges_parse(self) -> OutSpec:
         for group, names in self.dedup.items():
-            for name in names:
-                try:
-                    expand_range(name)
-                except ValueError as error:
-                    raise rule_error("dedup", f"group {group!r}: {error}") from None
+            _check_ranges(names, "dedup", f"group {group!r}: ")
+        _check_ranges(self.candidates or (), "candidates", "")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_agree(self) -> OutSpec:
+        if self.rows == "impression":
+            for key in ("request", "candidates"):
+                if getattr(self, key) is not None:
+                    message = f"is of rows that are requests: got `rows: {self.rows}`. Write `rows: request`, or leave "
+                    raise rule_error(key, f"{message}{key} out")
+            return self
+        for key, example in (("request", "request_id"), ("candidates", "[item_id, clicked]")):
+            if getattr(self, key) is None:
+                raise rule_error("rows", f"needs {key}: got `rows: request` alone. Write `{key}: {example}`")
+        for key in ("cluster_by", "dedup"):
+            if getattr(self, key):
+                reason = "which puts the rows of a request together and stores its columns once"
+                raise rule_error(key, f"contradicts `rows: request`, {reason}. Leave {key} out")
         return self
 
     @property
@@ -184,7 +216,7 @@ class BuildSpec(Section, defer_build=False):
         default={}, description="Tables of features, by name, as of the time of an impression."
     )
     negatives: NegativesSpec | None = Field(default=None, description="Impressions of which a share is kept.")
-    lateness: Annotated[str, BeforeValidator(_lateness), _LENGTH_SCHEMA] = Field(
+    lateness: Lateness = Field(
         default="1h", description="How much later than the newest one an event may still arrive."
     )
     late: Literal["drop", "rebuild"] = Field(
@@ -217,6 +249,11 @@ class BuildSpec(Section, defer_build=False):
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of samples.yaml."""
+    return samples_schema(BuildSpec)
+
+
 def load_build_spec(file: str | os.PathLike[str]) -> BuildSpec:
     """Read a samples.yaml; relative paths are relative to its folder.
 
@@ -237,6 +274,14 @@ def load_build_spec(file: str | os.PathLike[str]) -> BuildSpec:
             add_problem(detail, document, problems, BuildSpec)
     problems.raise_all()
     raise AssertionError("pydantic refused samples.yaml without saying why")
+
+
+def _check_ranges(names: Iterable[str], key: str, place: str) -> None:
+    for name in names:
+        try:
+            expand_range(name)
+        except ValueError as error:
+            raise rule_error(key, f"{place}{error}") from None
 
 
 def _parse_label(name: str, text: str) -> Label:

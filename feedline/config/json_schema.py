@@ -1,4 +1,4 @@
-"""Describe pipeline.yaml, as users write it, by a JSON Schema.
+"""Describe pipeline.yaml and samples.yaml, as users write them, by a JSON Schema.
 
 Pure. The sections' part comes from their pydantic models; the features' short forms are spelled out here. Every value
 that is not a string may also be `${NAME}`, which a run resolves. Editors show the descriptions, defaults and examples.
@@ -61,6 +61,26 @@ _EXAMPLES: dict[tuple[str, str], list[Any]] = {
     ("FollowSpec", "landed"): ["_SUCCESS", "quiet 10m"],
     ("MetricsSpec", "listen"): ["0.0.0.0:9400"],
 }
+_EXAMPLES_OF_SAMPLES: dict[tuple[str, str], list[Any]] = {
+    ("", "lateness"): ["1h", 0],
+    ("ImpressionsSpec", "table"): ["logs/impressions", "s3://bucket/logs/impressions"],
+    ("ImpressionsSpec", "key"): [["request_id", "item_id"]],
+    ("ImpressionsSpec", "time"): ["ts"],
+    ("OutcomeSpec", "key"): [["request_id", "item_id"]],
+    ("OutcomeSpec", "within"): ["30m", "7d"],
+    ("OutcomeSpec", "label"): [{"clicked": "exists", "dwell": "sum(dwell_ms)"}],
+    ("FeatureTableSpec", "key"): ["user_id"],
+    ("FeatureTableSpec", "within"): ["30d"],
+    ("NegativesSpec", "where"): ["not clicked"],
+    ("NegativesSpec", "keep"): [0.1],
+    ("OutSpec", "table"): ["warehouse/samples"],
+    ("OutSpec", "by"): ["day(ts)", "hour(ts)"],
+    ("OutSpec", "cluster_by"): ["session_id"],
+    ("OutSpec", "sort_by"): ["ts"],
+    ("OutSpec", "dedup"): [{"user": ["age", "hist_*"]}],
+    ("OutSpec", "request"): ["request_id"],
+    ("OutSpec", "candidates"): [["item_id", "position", "clicked"]],
+}
 _OWN_FEATURES = "Features of the pipeline that read other columns here; what is left out is the pipeline's."
 _GROUP_DESCRIPTIONS = {
     "dense": "float32 [batch, width]; the order in the file is the order in the tensor.",
@@ -105,6 +125,14 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     return {"$schema": DIALECT, **schema, "$defs": definitions}
 
 
+def samples_schema(model: type[BaseModel]) -> Schema:
+    """The JSON Schema (draft 2020-12) of the samples.yaml that becomes a `model`."""
+    schema = _allow_variables(_without_titles(model.model_json_schema()))
+    definitions = schema.pop("$defs") | {"variable": VARIABLE}
+    _add_examples(schema["properties"], definitions, _EXAMPLES_OF_SAMPLES)
+    return {"$schema": DIALECT, "title": f"samples.yaml of Feedline {VERSION}", **schema, "$defs": definitions}
+
+
 def _add_defaults_and_examples(properties: Schema, definitions: Schema) -> None:
     for key in ("dedup", "histories", "shuffle", "fit", "artifacts"):
         properties[key]["default"] = {}
@@ -112,7 +140,11 @@ def _add_defaults_and_examples(properties: Schema, definitions: Schema) -> None:
         properties[key]["default"] = "off"
     definitions["ClusterSpec"]["properties"]["options"]["default"] = {}
     definitions["MixedSourceSpec"]["properties"]["features"]["default"] = {}
-    for (definition, key), examples in _EXAMPLES.items():
+    _add_examples(properties, definitions, _EXAMPLES)
+
+
+def _add_examples(properties: Schema, definitions: Schema, of: dict[tuple[str, str], list[Any]]) -> None:
+    for (definition, key), examples in of.items():
         (definitions[definition]["properties"] if definition else properties)[key]["examples"] = examples
 
 

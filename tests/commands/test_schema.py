@@ -1,4 +1,4 @@
-"""The JSON Schema is a schema of draft 2020-12, describes every key, takes all pipelines here, and refuses mistakes."""
+"""The JSON Schema of pipeline.yaml describes every key, takes all pipelines here, and refuses mistakes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from feedline import Pipeline
 from feedline.cli import app
 from feedline.commands.schema import SCHEMA_FILE, SCHEMA_LINE, write_json_schema
+from feedline.config.build_spec import json_schema
 from feedline.config.yaml_document import read_document
 from feedline.errors import SpecError
 from feedline.version import VERSION
@@ -145,6 +146,17 @@ def test_the_file_for_editors(tmp_path: Path):
     assert value_of(f"{SCHEMA_LINE}\n{GOOD}") == value_of(GOOD)
 
 
+def test_the_file_for_editors_of_samples(tmp_path: Path):
+    file = tmp_path / "samples.schema.json"
+    for _ in range(2):
+        result = CliRunner().invoke(app, ["schema", "--samples", "-o", str(file)])
+        assert (result.exit_code, result.output) == (0, "")
+        assert json.loads(file.read_text(encoding="utf-8")) == json_schema()
+    assert json.loads(CliRunner().invoke(app, ["schema", "--samples"]).output) == json_schema()
+    with pytest.raises(SpecError, match=r"expected a schema of pipeline\.yaml, or no file"):
+        write_json_schema(file, SCHEMA)
+
+
 @pytest.mark.parametrize("content", ["{}", "[1]", "name: x", '{"title": "Other"}'])
 def test_other_files_are_not_replaced(tmp_path: Path, content: str):
     file = tmp_path / "other.json"
@@ -157,5 +169,6 @@ def test_other_files_are_not_replaced(tmp_path: Path, content: str):
 
 
 def test_a_schema_file_is_of_no_pipeline(tmp_path: Path):
-    result = CliRunner().invoke(app, ["schema", "p.yaml", "-o", str(tmp_path / "s.json")])
-    assert "got a pipeline" in str(result.exception)
+    for options in (["-o", str(tmp_path / "s.json")], ["--samples"]):
+        result = CliRunner().invoke(app, ["schema", "p.yaml", *options])
+        assert "got a pipeline" in str(result.exception)

@@ -17,6 +17,8 @@ features: {user: {table: users, key: user_id, time: ts}}
 negatives: {where: not clicked, keep: 0.1}
 out: {table: warehouse/samples, by: day(ts), cluster_by: session_id, sort_by: ts, dedup: {user: [age, hist_*]}}
 """
+CLUSTERED = "cluster_by: session_id"
+REQUESTS = "rows: request, request: request_id, candidates: [item_id, dwell]"
 
 
 def loaded(tmp_path: Path, text: str = SPEC) -> BuildSpec:
@@ -53,6 +55,18 @@ def test_a_spec_is_read_with_paths_below_its_folder(tmp_path: Path) -> None:
         ("by: day(ts)", "by: week(ts)", "out.by: must be day(TIME) or hour(TIME), of the time of the impressions"),
         ("by: day(ts)", "by: day(at)", "by is of another column: got 'day(at)', expected 'day(ts)'"),
         ("hist_*", "'h_{3..1}'", "group 'user': a range must ascend"),
+        (CLUSTERED, "rows: requests", "out.rows: must be one of impression, request: got 'requests'"),
+        (CLUSTERED, "rows: request", "out.rows: needs request: got `rows: request` alone. Write `request: request_id`"),
+        (CLUSTERED, "rows: request, request: x", "out.rows: needs candidates: got `rows: request` alone. Write `cand"),
+        (CLUSTERED, REQUESTS, "out.dedup: contradicts `rows: request`, which puts the rows of a request together"),
+        (CLUSTERED, f"{CLUSTERED}, {REQUESTS}", "out.cluster_by: contradicts `rows: request`"),
+        (
+            CLUSTERED,
+            "request: x",
+            "out.request: is of rows that are requests: got `rows: impression`. Write `rows: req",
+        ),
+        (CLUSTERED, "candidates: x", "out.candidates: is of rows that are requests: got `rows: impression`"),
+        (CLUSTERED, "candidates: 'x_{3..1}'", "out.candidates: a range must ascend"),
         ("version: 1", "version: 2", "version: must be 1: got 2. This release reads version 1"),
         ("version: 1", "version: 1\nlateness: soon", "lateness: must be a time such as 30m"),
         ("version: 1", "version: 1\nlate: keep", "late: must be one of drop, rebuild: got 'keep'"),

@@ -10,7 +10,7 @@ from test_spec_errors import ALTERNATIVES
 
 from feedline import Pipeline
 from feedline.config import PipelineSpec, parse_spec
-from feedline.config.build_spec import load_build_spec
+from feedline.config.build_spec import json_schema, load_build_spec
 from feedline.config.features import GROUPS
 from feedline.config.histories import HISTORY_KEYS
 from feedline.config.overrides import parse_overrides
@@ -52,9 +52,18 @@ def test_examples_are_accepted():
 
 def test_examples_of_samples_are_accepted(tmp_path: Path):
     assert len(BUILDS) >= 2
+    validator = Draft202012Validator(json_schema())
     for name, block in BUILDS:
         (tmp_path / "samples.yaml").write_text(block)
         assert load_build_spec(tmp_path / "samples.yaml").out.table, name
+        assert validator.is_valid(read_document(block, name).value), name
+
+
+def test_every_key_of_samples_is_described():
+    text = (DOCS / "building.md").read_text(encoding="utf-8")
+    for section in ("ImpressionsSpec", "OutcomeSpec", "FeatureTableSpec", "NegativesSpec", "OutSpec"):
+        assert not [key for key in json_schema()["$defs"][section]["properties"] if f"`{key}`" not in text]
+    assert not [key for key in json_schema()["properties"] if key != "version" and f"| `{key}` |" not in text]
 
 
 def test_the_documented_error_is_raised():

@@ -32,8 +32,14 @@ outcomes:
 features: {{user: {{table: {logs}/users, key: user_id, time: since}}}}
 lateness: 1h
 late: {late}
-out: {{table: {out}, by: day(ts), cluster_by: user_id, sort_by: ts, dedup: {{user: [age, hist_*]}}}}
+out: {{table: {out}, by: day(ts), {layout}}}
 """
+ROWS = "cluster_by: user_id, sort_by: ts, dedup: {user: [age, hist_*]}"
+CANDIDATES = (
+    *("item_id", "position", "tags", "clicked", "clicks", "dwell", "longest", "first_dwell"),
+    *("ordered", "paid", "last_note"),
+)
+REQUESTS = f"rows: request, request: request_id, sort_by: position, candidates: [{', '.join(CANDIDATES)}]"
 
 
 def times(seconds: Sequence[float] | np.ndarray[Any, Any]) -> pa.Array:
@@ -41,8 +47,11 @@ def times(seconds: Sequence[float] | np.ndarray[Any, Any]) -> pa.Array:
     return pa.array(micros).cast(pa.timestamp("us"))
 
 
-def drawn_logs(seed: int, *, rows: int = 300, days: int = 2, grain_s: int = 60) -> dict[str, pa.Table]:
-    """Logs with ties, duplicates, conflicts, orphans and nulls. grain_s: times are multiples of it."""
+def drawn_logs(
+    seed: int, *, rows: int = 300, days: int = 2, grain_s: int = 60, whole_requests: bool = False
+) -> dict[str, pa.Table]:
+    """Logs with ties, duplicates, conflicts, orphans and nulls. grain_s: times are multiples of it. whole_requests:
+    the impressions of a request are of one user and time."""
     random = np.random.default_rng(seed)
     span = days * DAY_S
 
@@ -51,12 +60,13 @@ def drawn_logs(seed: int, *, rows: int = 300, days: int = 2, grain_s: int = 60) 
 
     request, item = (random.integers(0, high, rows) for high in (rows // 3, 4))
     user = request % (rows // 10)
-    at = moments(rows)
+    of_row = request if whole_requests else np.arange(rows)
+    at = moments(rows)[of_row]
     impressions = pa.table(
         {
             "request_id": pa.array(request, mask=random.random(rows) < 0.02),
             "item_id": pa.array(item),
-            "user_id": pa.array([f"u{each}" for each in user], mask=random.random(rows) < 0.03),
+            "user_id": pa.array([f"u{each}" for each in user], mask=(random.random(rows) < 0.03)[of_row]),
             "ts": times(at),
             "position": pa.array(random.integers(0, 3, rows).astype(np.int8)),
             "tags": pa.array([[int(each)] * int(each % 3) for each in random.integers(0, 9, rows)]),
@@ -118,9 +128,12 @@ def write_logs(logs: dict[str, pa.Table], folder: Path, seed: int = 0, *, files:
             pq.write_table(table.take(pa.array(order[parts == part])), path, row_group_size=50)
 
 
-def spec_of(folder: Path, *, rule: str = "last", late: str = "drop", out: str = "out", more: str = "") -> BuildSpec:
+def spec_of(
+    folder: Path, *, rule: str = "last", late: str = "drop", out: str = "out", layout: str = ROWS, more: str = ""
+) -> BuildSpec:
     path = folder / "samples.yaml"
-    path.write_text(SAMPLES.format(logs=folder / "logs", out=folder / out, rule=rule, late=late) + more)
+    text = SAMPLES.format(logs=folder / "logs", out=folder / out, rule=rule, late=late, layout=layout)
+    path.write_text(text + more)
     return load_build_spec(path)
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from feedline.config.build_spec import BuildSpec, Label, OutcomeSpec
+from feedline.config.build_spec import BuildSpec, Label, OutcomeSpec, OutSpec
 from feedline.config.column_ranges import expand_range
 from feedline.config.histories import lag_ns
 from feedline.dataclass import dataclass
@@ -26,6 +26,7 @@ from feedline.warehouse.histories.join import key_kind
 from feedline.warehouse.optimize.clustering import refuse_keys
 from feedline.warehouse.optimize.repeated_columns import DedupGroups
 from feedline.warehouse.parquet.dedup_columns import FLAG_PREFIX, is_group_name
+from feedline.warehouse.parquet.request_rows import RequestColumns
 from feedline.warehouse.parquet.schemas import child_fields, is_bytes, is_list, is_text
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.snapshot.column_facts import contiguous
@@ -122,7 +123,8 @@ class Design:
     """All that decides the rows of a partition from the rows of its logs.
 
     identity: the columns that say which impression a row is. required: those of them without which there is none.
-    dedup: groups of columns to store once per run.
+    dedup: groups of columns to store once per run. requests: the columns of a request table; None for rows that are
+    impressions.
     """
 
     timeline: Timeline
@@ -135,6 +137,7 @@ class Design:
     cluster_by: tuple[str, ...]
     sort_by: tuple[str, ...]
     dedup: DedupGroups
+    requests: RequestColumns | None
     negatives: str | None
     keep: float
     weight: str
@@ -198,10 +201,12 @@ def design(spec: BuildSpec, schemas: Mapping[str, pa.Schema]) -> Design:
         for name, each in spec.features.items()
     )
     schema = _schema(spec, impressions, outcomes, features, timeline)
-    cluster_by = spec.out.cluster_by or spec.impressions.key
-    for option, names in (("out.cluster_by", cluster_by), ("out.sort_by", spec.out.sort_by or ())):
-        _require(names, schema, option, "the table's columns")
-        refuse_keys(schema, names, option)
+    requests = _requests(spec.out, schema)
+    cluster_by = (spec.out.cluster_by or spec.impressions.key) if requests is None else requests.by
+    ordering = {"out.cluster_by" if requests is None else "out.request": cluster_by, "out.sort_by": spec.out.sort_by}
+    for option, names in ordering.items():
+        _require(names or (), schema, option, "the table's columns")
+        refuse_keys(schema, names or (), option)
     if spec.negatives is not None:
         unweighted = pa.schema([field for field in schema if field.name != spec.negatives.weight])
         bind_where(spec.negatives.where, unweighted)
@@ -216,6 +221,7 @@ def design(spec: BuildSpec, schemas: Mapping[str, pa.Schema]) -> Design:
         cluster_by=cluster_by,
         sort_by=tuple(dict.fromkeys([*(spec.out.sort_by or ()), impressions.time, *identity])),
         dedup=_groups(spec.out.dedup, schema),
+        requests=requests,
         negatives=None if spec.negatives is None else spec.negatives.where,
         keep=1.0 if spec.negatives is None else spec.negatives.keep,
         weight="" if spec.negatives is None else spec.negatives.weight,
@@ -366,6 +372,26 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         element = pa.field("element", _plain_type(kind.value_type))
         return pa.list_(element, kind.list_size if pat.is_fixed_size_list(kind) else -1)
     return kind
+
+
+def _requests(out: OutSpec, schema: pa.Schema) -> RequestColumns | None:
+    """The columns of a table of requests; None for one of impressions."""
+    if out.request is None:
+        return None
+    candidates = tuple(dict.fromkeys(_matching(out.candidates or (), schema, "out.candidates")))
+    for name in candidates:
+        kind = schema.field(name).type
+        if name in out.request:
+            raise TableArgumentError(
+                f"out.candidates names {name!r}, which identifies the request (out.request). Leave it out of one of "
+                "the two"
+            )
+        if child_fields(kind) and not is_list(kind):
+            raise TableArgumentError(
+                f"out.candidates names column {name!r} of type {kind}: expected scalars or lists. Store each field as "
+                "a column of its own"
+            )
+    return RequestColumns(by=out.request, candidates=candidates)
 
 
 def _groups(dedup: Mapping[str, Sequence[str]], schema: pa.Schema) -> DedupGroups:

@@ -41,11 +41,10 @@ from feedline.warehouse.building.record import RECORD, Counts, OutcomeCounts, Re
 from feedline.warehouse.building.rows import MadeRows, RowsTask, make_rows
 from feedline.warehouse.optimize.clustering import Gatherer, row_order
 from feedline.warehouse.optimize.landing import Target, room_for
-from feedline.warehouse.optimize.optimize import TaskRunner, join_buckets
+from feedline.warehouse.optimize.optimize import TaskRunner, as_stored, join_buckets
 from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, Unit, read_buckets, rewrite_units
-from feedline.warehouse.parquet.dedup_columns import dedup_table
 from feedline.warehouse.parquet.encodings import choose
-from feedline.warehouse.parquet.writer import Encoding, Limits, upload
+from feedline.warehouse.parquet.writer import Limits, upload
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.parallel import Map
@@ -245,8 +244,7 @@ class _Run:
         row_bytes = sum(each.bytes for each in made) / max(int(rows.sum()), 1)
         ranges = join_buckets(rows.tolist(), max(1, int(UNIT_BYTES / max(row_bytes, 1))))
         spills = tuple(each.path for each in made)
-        recipe = self._recipe()
-        recipe = replace(recipe, encodings=self._encodings(recipe, spills, rows.tolist(), row_bytes))
+        recipe = self._with_encodings(self._recipe(), spills, rows.tolist(), row_bytes)
         tasks = [
             PartitionTask(
                 recipe=recipe,
@@ -271,17 +269,17 @@ class _Run:
             flatten=(),
             dedup=design.dedup,
             history=None,
-            requests=None,
-            rows="keep",
+            requests=design.requests,
+            rows="keep" if design.requests is None else "request",
             keep_small=False,
             settings=self._build.spec,
             decoder="",  # encodings are chosen by size, whatever decodes them
         )
 
-    def _encodings(
+    def _with_encodings(
         self, recipe: Recipe, spills: Sequence[str], bucket_rows: Sequence[int], row_bytes: float
-    ) -> tuple[Encoding, ...]:
-        """The encodings with the fewest bytes, by the first rows of the partition."""
+    ) -> Recipe:
+        """The recipe with the encodings that have the fewest bytes, by the first rows of the partition."""
         most = max(1, min(_SAMPLE_ROWS, int(_SAMPLE_BYTES / max(row_bytes, 1))))
         stop = int(np.searchsorted(np.cumsum(bucket_rows), most)) + 1
         target = Target(self._job.claim)
@@ -290,11 +288,10 @@ class _Run:
         del parts
         keys = list(dict.fromkeys([*recipe.cluster_by, *recipe.sort_by]))
         order = row_order(tables[0].select(keys), recipe.cluster_by, recipe.sort_by)[:most]
-        sample = Gatherer(tables).take(order)
-        if recipe.dedup:
-            sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
+        sample, limits = as_stored(recipe, Gatherer(tables).take(order))
         repeated = {name for _, columns in recipe.dedup for name in columns}
-        return tuple(choice.encoding for choice in choose(sample, "size", repeated=repeated, timed=False))
+        choices = choose(sample, "size", repeated=repeated, timed=False)
+        return replace(recipe, limits=limits, encodings=tuple(choice.encoding for choice in choices))
 
     def _track(self, what: str, function: Any, tasks: list[Any]) -> Any:
         return track(self._map(function, tasks), f"{what} {self._folder}", [1] * len(tasks), "tasks")

@@ -64,6 +64,7 @@ from feedline.warehouse.parquet.encodings import Choice, Goal, choose
 from feedline.warehouse.parquet.history_note import STRIPE_ROWS
 from feedline.warehouse.parquet.key_hashes import key_hashes
 from feedline.warehouse.parquet.request_rows import RequestColumns, as_requests, differing_columns
+from feedline.warehouse.parquet.writer import Limits
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -441,20 +442,26 @@ def _outdated(finished: Iterable[str], old_notes: dict[str, list[Note]], recipe:
     return sum(any(note.get("decoder") != recipe.decoder for note in old_notes[folder]) for folder in finished)
 
 
+def as_stored(recipe: Recipe, sample: pa.Table) -> tuple[pa.Table, Limits]:
+    """A sample of rows as the recipe stores them, and its limits for such rows: a row group of requests has as many
+    impressions as it would have rows."""
+    limits = recipe.limits
+    if recipe.requests is not None and recipe.rows == "request":
+        rows = sample.num_rows
+        sample = as_requests(sample, recipe.requests)
+        limits = replace(limits, row_group_rows=max(1, limits.row_group_rows * sample.num_rows // max(rows, 1)))
+    if recipe.dedup:
+        sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
+    return sample, limits
+
+
 def _measure(
     snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, runner: TaskRunner
 ) -> tuple[Recipe, Sizes, list[Choice]]:
     """Return the recipe with encodings, and decoded sizes, both from a sample of the largest partition."""
     largest = max(pending, key=lambda part: part.rows)
     sample, row_bytes = sample_rows(snapshot, largest, recipe)
-    limits = recipe.limits
-    if recipe.requests is not None and recipe.rows == "request":
-        rows = sample.num_rows
-        sample = as_requests(sample, recipe.requests)
-        # a row group has as many impressions as it would have rows
-        limits = replace(limits, row_group_rows=max(1, limits.row_group_rows * sample.num_rows // max(rows, 1)))
-    if recipe.dedup:
-        sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
+    sample, limits = as_stored(recipe, sample)
     repeated = {name for _, columns in recipe.dedup for name in columns}
     choices = choose(sample, goal, repeated=repeated, page_rows=None if recipe.history is None else STRIPE_ROWS)
     threads = runner.threads

@@ -121,8 +121,8 @@ def as_requests(table: pa.Table, requests: RequestColumns) -> pa.Table:
     for name in requests.by:
         if table[name].null_count:
             raise DataError(
-                f"column {name!r} of --by is null in some row: got a row of no request, expected an id in every row. "
-                "Leave such rows out of the source, or fill the ids in"
+                f"column {name!r} of the request's key is null in some row: got a row of no request, expected an id in "
+                "every row. Leave such rows out of the source, or fill the ids in"
             )
     starts = np.flatnonzero(first_rows_of_table(table, requests.by))
     kept = [name for name in table.schema.names if name not in requests.candidates]
@@ -150,7 +150,7 @@ def _refuse_differences(table: pa.Table, requests: RequestColumns) -> None:
     named = ", ".join(map(repr, differing[:_SHOWN])) + (" and others" if len(differing) > _SHOWN else "")
     raise DataError(
         f"{'columns' if len(differing) > 1 else 'column'} {named} must be equal in all rows of a request: got {got} in "
-        f"that of {request}, expected one value. Name all columns that differ: --candidates "
+        f"that of {request}, expected one value. Name all columns that differ as candidates: "
         f"{','.join([*requests.candidates, *differing])}"
     )
 

@@ -104,12 +104,12 @@ def test_default_order_is_the_tables(tmp_path: Path) -> None:
 
 def test_bad_input_is_refused_by_name(tmp_path: Path) -> None:
     source = impression_table(tmp_path / "in")
-    with pytest.raises(DataError, match=r"'word' must be equal in all rows of a request.*--candidates .*word"):
+    with pytest.raises(DataError, match=r"'word' must be equal in all rows of a request.*as candidates: .*word"):
         rewrite(source, tmp_path / "out", **REQUESTS, candidates=("position", "item_id", "clicked", "price", "tags"))
     table = impressions(20)
     nulls = pa.array([None, *table["request_id"].to_pylist()[1:]], pa.int64())
     pq.write_table(table.set_column(0, "request_id", nulls), made(tmp_path / "nulls") / "0.parquet")
-    with pytest.raises(DataError, match="column 'request_id' of --by is null"):
+    with pytest.raises(DataError, match="column 'request_id' of the request's key is null"):
         rewrite(tmp_path / "nulls", tmp_path / "out2", **REQUESTS)
     alone = table.take(pa.array(np.unique(table["request_id"].to_numpy(), return_index=True)[1]))
     pq.write_table(alone, made(tmp_path / "alone") / "0.parquet")
