@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import measure
+from ratios import bytes_below
 
 from feedline.resources.cgroups import available_cores
 from feedline.workbench.generate.generate import generate_logs
@@ -123,14 +124,13 @@ def run(contender: str, scratch: Path, number: int, options: argparse.Namespace)
     seconds = time.perf_counter() - began
     if done.code != 0:
         raise SystemExit(f"{contender} ended with {done.code}:\n{done.stderr[-4000:]}{done.stdout[-4000:]}")
-    files = [str(file) for file in sorted(target.rglob("*.parquet"))]
     query = _CHECK.format(files=f"{target}/{'*/' if contender == 'build' else ''}*.parquet")
     return {
         "seconds": seconds,
         "rows_per_s": options.rows / seconds,
         "cpu_s": done.cpu_s,
         "peak_pss_bytes": done.peak_pss_bytes,
-        "bytes": sum(Path(file).stat().st_size for file in files),
+        "bytes": bytes_below(target),
         "rows": [float(each) for each in duckdb.sql(query).fetchall()[0]],
     }
 

@@ -16,17 +16,16 @@ bytes          written to add one float column to 3 of 90 days, divided by the b
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from ratios import Row, bytes_below, print_rows, write_rows
 
 from feedline import Table
 from feedline.warehouse.columns.change import add_columns
@@ -50,16 +49,6 @@ NEW = {
 DAYS, BACKFILLED = 90, 3
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table: what is divided by what, the ratio and its aim."""
-
-    measure: str
-    ratio: float
-    aim: str
-    figures: str
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -68,6 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--day-rows", type=int, default=20_000, help="of each of the 90 days")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--row-group-rows", type=int, default=65_536)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
     options = parser.parse_args(arguments)
     if options.tiny:
@@ -154,31 +144,24 @@ def written_bytes(folder: Path, options: argparse.Namespace) -> Row:
     Table(log).optimize(table, row_group_rows=options.row_group_rows)
     snapshot = Table(table).snapshot()
     day = sorted(set(snapshot.partition_column("ds").to_pylist()))[-BACKFILLED]
-    before = tree_bytes(Path(table))
+    before = bytes_below(Path(table), "*")
     report = add_columns(table, ExpressionValues(expression=NEW["ratio"], name="ratio"), where=f'ds >= "{day}"')
-    added = tree_bytes(Path(table)) - before
+    added = bytes_below(Path(table), "*") - before
     Table(table).optimize(whole, row_group_rows=options.row_group_rows)
-    rewritten = sum(tree_bytes(path) for path in Path(whole).iterdir() if path.name >= f"ds={day}")
+    rewritten = sum(bytes_below(path) for path in Path(whole).iterdir() if path.name >= f"ds={day}")
     figures = f"{added:,} and {rewritten:,} bytes, {report.files} files of {report.rows:,} rows"
     return Row("bytes written for 3 of 90 days", added / rewritten, "<= 0.1", figures)
 
 
-def tree_bytes(folder: Path) -> int:
-    """The bytes of all files below a folder, commits included."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def main(arguments: Sequence[str]) -> list[Row]:
-    """Measure, and print the rows as Markdown."""
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="feedline-columns-") as name:
         rows = [*reading(Path(name), options), written_bytes(Path(name), options)]
-    print("| measure | ratio | aim | figures |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {row.measure} | {row.ratio:.3f} | {row.aim} | {row.figures} |")
-    print(json.dumps([asdict(row) for row in rows]), file=sys.stderr)
-    return rows
+    setting = f"{options.rows:,} rows, 90 days of {options.day_rows:,}, medians of {options.rounds} rounds"
+    write_rows(options.json, print_rows(setting, rows))
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

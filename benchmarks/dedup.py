@@ -33,7 +33,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from contenders import CONTENDERS
 from dedup_delivery import FEEDLINE, Case, deliver
 from dedup_stages import block_seconds, cut_rates, decode_seconds, ring_bytes
 from measure import measure
+from ratios import Row, bytes_below, print_rows, write_rows
 from transforms import reborn
 
 from feedline import Pipeline
@@ -69,16 +70,6 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     CLUSTERED: CLUSTER,
     STORED_ONCE: (*CLUSTER, "--dedup", f"{GROUP}={','.join(COLUMNS)}"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table: what is divided by what, the ratio, its aim and the figures behind it."""
-
-    measure: str
-    ratio: float
-    aim: str
-    figures: str
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -193,9 +184,7 @@ def files_of(table: Path) -> list[str]:
 
 def stored_bytes(tables: Tables) -> list[Row]:
     """Bytes of files."""
-    sizes = {
-        layout: sum(Path(file).stat().st_size for file in files_of(tables.table(layout, "size"))) for layout in LAYOUTS
-    }
+    sizes = {layout: bytes_below(tables.table(layout, "size")) for layout in LAYOUTS}
     of_group = {layout: group_bytes(tables.table(layout, "size")) for layout in LAYOUTS}
     ours = sizes[STORED_ONCE]
     figures = ", ".join(
@@ -390,22 +379,14 @@ def main(arguments: Sequence[str]) -> int:
             prepare(tables)
             return 0
         setting = (
-            f"S = {options.session_rows}, d = {options.keep}, {options.row_group_rows:,} rows per row group, "
+            f"{options.rows:,} rows, batches of {options.batch_size:,}, {options.threads} threads, medians of "
+            f"{options.rounds} interleaved rounds; S = {options.session_rows}, d = {options.keep}, "
+            f"{options.row_group_rows:,} rows per row group, "
             f"{round(DENSE / 2)} of {DENSE} dense columns, "
             f"{round(IDS / 2)} of {IDS} ids and all {HISTORIES} histories repeat"
         )
-        print(
-            f"{options.rows:,} rows, batches of {options.batch_size:,}, {options.threads} threads, medians of "
-            f"{options.rounds} interleaved rounds\n\n| measure | ratio | aim | figures | table |\n|---|---|---|---|---|"
-        )
-        found: list[Row] = []
-        for name in options.only:
-            for row in MEASURES[name](tables):
-                found.append(row)
-                where = setting.replace(f"S = {options.session_rows}", "S = 1") if name == "unrepeated" else setting
-                print(f"| {row.measure} | {row.ratio:.2f} | {row.aim} | {row.figures} | {where} |", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
+        measured = (row for name in options.only for row in MEASURES[name](tables))
+        write_rows(options.json, print_rows(setting, measured))
     return 0
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from ratios import bytes_below
 
 from feedline import Table
 from feedline.resources.cgroups import available_cores
@@ -115,7 +116,7 @@ def measured(layout: str, folder: Path, options: argparse.Namespace) -> dict[str
     gone = pa.array(rng.choice(options.users, options.deleted, replace=False))
     ids = folder / "ids.parquet"
     pq.write_table(pa.table({"user_id": gone}), ids)
-    table_bytes = sum(path.stat().st_size for path in table.rglob("*.parquet"))
+    table_bytes = bytes_below(table)
     bare_s = bare_loop(table, bare, gone, options)
     where = f'user_id in file("{ids}")'
     began = time.perf_counter()

@@ -36,16 +36,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from history_samples import ARRAYS, FEEDLINE, LISTS
-from history_tables import BY_TIME, CLUSTERED, COLUMNS, KEY, TIE, TIME, Tables, bytes_of_files
+from history_tables import BY_TIME, CLUSTERED, COLUMNS, KEY, TIE, TIME, Tables
 from measure import Measured, measure
 from projection import bytes_requested
+from ratios import Row, bytes_below, print_rows, write_rows
 from transforms import reborn
 
 from feedline import Pipeline, Table
@@ -76,16 +76,6 @@ EVENT_COLUMNS = (
     "item_id", "artist_id", "album_id", "timestamp", "is_organic", "played_ratio_pct", "track_length_seconds",
     "event_type", "event_no", "ingested_at",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table: what is divided by what, the ratio, its aim and the figures behind it."""
-
-    measure: str
-    ratio: float
-    aim: str
-    figures: str
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -126,8 +116,8 @@ def stored_bytes(tables: Tables) -> list[Row]:
         for order, words in ((BY_TIME, "in the order of time"), (CLUSTERED, "clustered by user")):
             part = tables.scattered if order == BY_TIME else tables.of_users
             scale = options.share * listens / part.rows.height
-            samples = bytes_of_files(tables.samples()) * options.share * listens / tables.of_users.rows.height
-            sizes = {goal: scale * bytes_of_files(tables.fat(last, order, goal)) for goal in GOALS}
+            samples = bytes_below(tables.samples()) * options.share * listens / tables.of_users.rows.height
+            sizes = {goal: scale * bytes_below(tables.fat(last, order, goal)) for goal in GOALS}
             figures = (
                 f"{_listed(sizes, 1e6, 'MB')}; samples {samples / 1e6:.2f} MB, events {events / 1e6:.2f} MB; from "
                 f"{part.rows.height:,} rows of {np.minimum(part.stops - part.starts, last).mean():,.0f} events"
@@ -303,9 +293,7 @@ def _needed_file_bytes(table: Path) -> int:
     """Bytes of the files of events, without the columns that fat rows do not have."""
     snapshot = Table(table).snapshot()
     needed = (KEY, TIME, TIE, *COLUMNS)
-    return bytes_of_files(table) - bytes_of(
-        snapshot, None, [name for name in snapshot.schema.names if name not in needed]
-    )
+    return bytes_below(table) - bytes_of(snapshot, None, [name for name in snapshot.schema.names if name not in needed])
 
 
 def _source(tables: Tables) -> Path:
@@ -416,18 +404,12 @@ def main(arguments: Sequence[str]) -> int:
         folder = options.tables or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         tables = Tables(folder.resolve(), options)
-        print(
+        setting = (
             f"{options.events:,} events, {options.share:.1%} of the listens are samples, of every {options.part}. user "
-            f"read; batches of {options.batch_size}, medians of {options.rounds} interleaved rounds\n\n"
-            "| measure | ratio | aim | figures |\n|---|---|---|---|"
+            f"read; batches of {options.batch_size}, medians of {options.rounds} interleaved rounds"
         )
-        found: list[Row] = []
-        for name in options.only:
-            for row in MEASURES[name](tables):
-                found.append(row)
-                print(f"| {row.measure} | {row.ratio:.2f} | {row.aim} | {row.figures} |", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
+        measured = (row for name in options.only for row in MEASURES[name](tables))
+        write_rows(options.json, print_rows(setting, measured))
     return 0
 
 

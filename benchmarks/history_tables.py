@@ -238,11 +238,6 @@ def files_of(table: Path) -> list[Path]:
     return sorted(table.rglob("*.parquet"))
 
 
-def bytes_of_files(table: Path) -> int:
-    """Bytes of the table's Parquet files."""
-    return sum(file.stat().st_size for file in files_of(table))
-
-
 def _ops(column: str) -> str:
     """The ops of a column of events, or of the fat rows' column for it."""
     if column in HASHED:

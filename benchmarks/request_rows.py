@@ -26,12 +26,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from ratios import Row, bytes_below, print_rows, write_rows
 
 from feedline import Pipeline, Table
 from feedline.blocks.jobs import compile_job
@@ -51,7 +53,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--user-share", type=float, default=0.9)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--goal", default="balanced", help="of the encodings of all tables")
-    parser.add_argument("--json", metavar="FILE", help="write everything measured there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
     options = parser.parse_args(arguments)
     if options.tiny:
@@ -77,10 +79,6 @@ def write_tables(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
     logged.optimize(tables["requests"], rows="request", by="session_id", sort_by="ts", goal=options.goal)
     Table(str(tables["requests"])).optimize(tables["rows"], rows="impression", goal=options.goal)
     return tables
-
-
-def bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*.parquet"))
 
 
 def pipeline(folder: Path, table: Path, name: str, explode: list[str] | None, *, dedup: bool) -> Pipeline:
@@ -120,43 +118,38 @@ def rates(read: Pipeline) -> tuple[float, float]:
     return rows / read_s, rows / (time.thread_time() - started_s - read_s)
 
 
-def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All that is measured."""
-    tables = write_tables(folder, options)
+def stored_bytes(tables: Mapping[str, Path]) -> Iterator[Row]:
+    """Bytes of the tables of impressions, divided by those of requests."""
+    requests = sum(pq.read_metadata(path).num_rows for path in tables["requests"].rglob("*.parquet"))
+    sizes = {name: bytes_below(table) for name, table in tables.items()}
+    for name, aim in (("logged", "4.0"), ("optimized", "-"), ("rows", "-")):
+        figures = f"{sizes[name] / 1e6:,.1f} MB, {sizes['requests'] / 1e6:,.1f} MB of {requests} requests"
+        yield Row(f"bytes, {name} / requests", sizes[name] / sizes["requests"], aim, figures)
+
+
+def row_rates(folder: Path, tables: Mapping[str, Path], rounds: int) -> Iterator[Row]:
+    """Rows per second of CPU over exploded requests, divided by those of the same rows, stored as rows."""
     first = next(tables["requests"].rglob("*.parquet"))
     explode: list[str] = json.loads(pq.read_metadata(first).metadata[b"feedline.requests"])["candidates"]
-    sizes = {name: bytes_of(table) for name, table in tables.items()}
-    requests = sum(pq.read_metadata(path).num_rows for path in tables["requests"].rglob("*.parquet"))
-    found: dict[str, Any] = {
-        "rows": options.rows,
-        "requests": requests,
-        "user_share": options.user_share,
-        "bytes": sizes,
-        "bytes_ratio": sizes["logged"] / sizes["requests"],
-        "bytes_ratio_optimized": sizes["optimized"] / sizes["requests"],
-        "bytes_ratio_clustered": sizes["rows"] / sizes["requests"],
-        "rates": {},
-    }
-    for name, dedup in (("plain", False), ("dedup", True)):
+    for how, dedup in (("the user side as a group", True), ("all as rows", False)):
         stored = pipeline(folder, tables["rows"], "rows", None, dedup=dedup)
         exploded = pipeline(folder, tables["requests"], "requests", explode, dedup=dedup)
-        pairs = [(rates(stored), rates(exploded)) for _ in range(1 + options.rounds)][1:]
-        for index, what in enumerate(("read", "batches")):
-            found["rates"][f"{what}, {name}"] = {
-                "rows_per_s": statistics.median(one[index] for one, _ in pairs),
-                "exploded_rows_per_s": statistics.median(other[index] for _, other in pairs),
-                "ratio": statistics.median(other[index] / one[index] for one, other in pairs),
-            }
-    return found
+        pairs = [(rates(stored), rates(exploded)) for _ in range(1 + rounds)][1:]
+        for index, what in enumerate(("reading", "batches")):
+            one, other = (statistics.median(pair[side][index] for pair in pairs) for side in (0, 1))
+            ratio = statistics.median(other[index] / one[index] for one, other in pairs)
+            aim = "2.0" if dedup and not index else "-"
+            yield Row(f"rows/s of {what}, {how}, exploded / rows", ratio, aim, f"{one:,.0f} → {other:,.0f} rows/s")
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), options)
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1))
-    print(json.dumps(found))
+    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as name:
+        tables = write_tables(Path(name), options)
+        setting = f"{options.rows:,} rows, {options.user_share} of the columns are the user's, {options.rounds} rounds"
+        measured = chain(stored_bytes(tables), row_rates(Path(name), tables, options.rounds))
+        write_rows(options.json, print_rows(setting, measured))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import column_files  # noqa: E402
 pytestmark = pytest.mark.nightly
 
 
-def test_it_runs_tiny(capsys: pytest.CaptureFixture[str]):
-    narrow, wide, written = column_files.main(["--tiny"])
+def test_it_runs_tiny(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert column_files.main(["--tiny", "--json", str(tmp_path / "rows.json")]) == 0
     assert "| bytes written for 3 of 90 days |" in capsys.readouterr().out
-    assert (narrow.aim, wide.aim, written.aim) == (">= 0.9", ">= 0.9", "<= 0.1")
-    assert min(narrow.ratio, wide.ratio) > 0
-    assert 0 < written.ratio < 1
+    narrow, wide, written = json.loads((tmp_path / "rows.json").read_text())
+    assert [each["aim"] for each in (narrow, wide, written)] == [">= 0.9", ">= 0.9", "<= 0.1"]
+    assert min(narrow["ratio"], wide["ratio"]) > 0
+    assert 0 < written["ratio"] < 1

@@ -148,7 +148,7 @@ def test_what_stays_is_what_duckdb_leaves(
 
 
 @pytest.mark.nightly
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(changes=st.lists(CHANGES, min_size=2, max_size=8), rows=st.sampled_from([1, 64, 200]))
 def test_what_stays_is_what_duckdb_leaves_after_many_changes(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple], rows: int
