@@ -11,6 +11,7 @@ from typing import NoReturn
 # Imports allocate half a million objects that stay: with Python's threshold of 700, the garbage collector would
 # traverse them again and again, for a fifth of the time to a feeder's first batch.
 _COLLECT_AFTER = 50_000
+_REWRITE = ("build", "columns", "delete", "optimize")  # they fill and free the same memory for each part of a table
 
 
 def main() -> NoReturn:
@@ -27,6 +28,11 @@ def main() -> NoReturn:
         from feedline.commands import block_worker  # noqa: PLC0415 -- as for a feeder
 
         block_worker.main(sys.argv[2:])
+    if sys.argv[1:2] and sys.argv[1] in _REWRITE:
+        from feedline.resources.allocators import keep_freed_memory  # noqa: PLC0415 -- as are the next ones
+        from feedline.resources.cgroups import available_cores  # noqa: PLC0415
+
+        keep_freed_memory(available_cores())
     gc.set_threshold(_COLLECT_AFTER)
     try:
         from feedline import cli  # noqa: PLC0415 -- not for feeders

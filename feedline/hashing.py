@@ -172,6 +172,17 @@ def digest(series: pl.Series) -> Words:
     return digests if _digest_views(series, digests) else _digest_bytes(series)
 
 
+def digest_words(words: Words, offsets: npt.NDArray[np.int64]) -> Words:
+    """uint64 [lists]: the digest of the bytes of each run of words; int64 [lists + 1]: where these begin and end."""
+    starts = np.ascontiguousarray(offsets) * _WORD_BYTES
+    digests = np.empty(len(starts) - 1, np.uint64)
+    if not native.COMPILED or not len(digests):
+        buffers = [None, pa.py_buffer(starts), pa.py_buffer(np.ascontiguousarray(words))]
+        return _digest_bytes(pl.Series(pa.Array.from_buffers(pa.large_binary(), len(digests), buffers)))
+    native.digest_strings(starts, np.ascontiguousarray(words), _WORD_BYTES, digests)
+    return digests
+
+
 def bucket_strings(values: pl.Series | pa.Array, out: npt.NDArray[np.int64], seed: int, buckets: int) -> None:
     """Write hash(value) mod `buckets` of each string or binary value into `out`; something in that range for nulls."""
     start = int(_multiple(seed + 1))

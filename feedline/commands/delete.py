@@ -83,6 +83,11 @@ def _lines(report: DeleteReport) -> Iterator[str]:
     if report.dry_run:
         yield f"row groups with such rows: {report.held_bytes:,} bytes"
         return
+    if report.column_files_rewritten or report.column_files_removed:
+        yield (
+            f"column files: {report.column_files_rewritten:,} written anew, {report.column_files_removed:,} old ones "
+            "removed"
+        )
     yield (
         f"row groups with such rows: {report.held_bytes:,} bytes before, {report.encoded_bytes:,} bytes anew; "
         f"{report.copied_bytes:,} bytes of others copied as they were"

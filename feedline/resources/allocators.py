@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ _PR_SET_THP_DISABLE = 41
 # What Polars sets for itself when it is imported: before what is set already, which wins, and also where nothing is.
 _POLARS = "_RJEM_MALLOC_CONF"
 _OF_POLARS = re.compile(r"dirty_decay_ms:-?\d+,muzzy_decay_ms:-?\d+,?")
+
+_OF_GLIBC = {"MALLOC_ARENA_MAX": -8, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TOP_PAD_": -2}
 
 
 def allocator_environment(threads: int) -> dict[str, str]:
@@ -43,6 +46,17 @@ def own_or_users(threads: int, environment: Mapping[str, str]) -> dict[str, str]
     if _OF_POLARS.fullmatch(environment.get(_POLARS, "")):
         environment = {name: value for name, value in environment.items() if name != _POLARS}
     return {name: environment.get(name, value) for name, value in own.items()}
+
+
+def keep_freed_memory(threads: int) -> None:
+    """Have the allocators of this process keep what so many threads free. Arrow and Polars, which read the environment
+    when they are imported, must not have been; glibc, which has read it, is told."""
+    own = own_or_users(threads, os.environ)
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        allocator = ctypes.CDLL(None).mallopt
+        for name in _OF_GLIBC.keys() - os.environ.keys():
+            allocator(_OF_GLIBC[name], int(own[name]))
+    os.environ.update(own)
 
 
 def use_huge_pages(use: bool) -> None:

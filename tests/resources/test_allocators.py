@@ -20,6 +20,22 @@ for use in (False, True):
     use_huge_pages(use)
     print(*[line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "THP_enabled" in line])
 """
+FAULTS = """
+import resource, sys
+from feedline.resources.allocators import keep_freed_memory
+if sys.argv[1:]:
+    keep_freed_memory(1)
+import numpy as np
+import pyarrow as pa
+def fill():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for nbytes in (20 << 20, 24 << 20):
+        np.ones(nbytes, np.uint8)
+        np.asarray(pa.allocate_buffer(nbytes, resizable=True))[:] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+fill()
+print(sum(fill() for _ in range(5)))
+"""
 
 
 @pytest.mark.skipif("jemalloc" not in pa.supported_memory_backends(), reason="pyarrow was built without jemalloc")
@@ -46,6 +62,12 @@ def test_what_the_user_sets_stays_and_what_polars_sets_for_itself_does_not():
     users = {"_RJEM_MALLOC_CONF": "narenas:1", "MALLOC_ARENA_MAX": ""}
     users["JE_ARROW_MALLOC_CONF"] = "dirty_decay_ms:0,muzzy_decay_ms:0"
     assert own_or_users(2, users) == ours | users
+
+
+def test_a_process_keeps_what_it_frees_from_then_on():
+    bare = {name: value for name, value in os.environ.items() if name not in allocator_environment(1)}
+    often, once = (int(finished(sys.executable, "-c", FAULTS, *words, env=bare).stdout) for words in ([], ["keep"]))
+    assert once < 1000 < often, "faults of the second and later times"
 
 
 @pytest.mark.skipif("THP_enabled" not in Path("/proc/self/status").read_text(), reason="the kernel does not say")

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feedline.warehouse.delete import column_files, rewrite
 from feedline.warehouse.delete import delete as deletion
 from feedline.warehouse.delete.delete import DeleteReport, DeleteRequest, delete_rows
 from feedline.warehouse.storage.claim import Claim
@@ -85,10 +86,12 @@ def delete_from(root: Path, where: str, **options: Any) -> DeleteReport:
 
 
 def dying_deletion(root: str, where: str, place: str, turn: int) -> None:
-    """Delete, and die just before the n-th "write" of pages, "move" of a file, "removal" of a file, or "log"."""
+    """Delete, and die just before the n-th "write" of pages, "move" of files, "commit" of column files, "removal"
+    of files, or "log"."""
     owner, name = {
-        "write": (deletion, "write_without"),
+        "write": (rewrite, "write_without"),
         "move": (Claim, "move"),
+        "commit": (column_files, "create_commit"),
         "removal": (Claim, "delete"),
         "log": (deletion.DeletionLog, "write"),
         "release": (Claim, "release"),
@@ -111,9 +114,9 @@ def _die_at(owner: Any, name: str, turn: int) -> None:
 
 def dying_in_bytes(root: str, where: str, most: int) -> None:
     """Delete, and die in the middle of a file, after so many bytes were written."""
-    written, write = 0, deletion.write_without
+    written, write = 0, rewrite.write_without
 
-    def counting(rows: Any, source: Any, sink: Callable[[bytes], object]) -> Any:
+    def counting(rows: Any, source: Any, sink: Callable[[bytes], object], note: Any) -> Any:
         def count(content: bytes) -> None:
             nonlocal written
             written += len(content)
@@ -121,7 +124,7 @@ def dying_in_bytes(root: str, where: str, most: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             sink(content)
 
-        return write(rows, source, count)
+        return write(rows, source, count, note)
 
-    deletion.write_without = counting
+    rewrite.write_without = counting
     delete_from(Path(root), where)

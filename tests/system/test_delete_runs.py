@@ -22,6 +22,8 @@ from feedline import FeedlineDataset, Table
 from feedline.errors import ExpressionError, StateError, TableArgumentError
 from feedline.loader.state import checked_state
 from feedline.warehouse.cache.maintenance import count_entries, describe_folder
+from feedline.warehouse.columns.change import add_columns
+from feedline.warehouse.columns.values import ExpressionValues
 from feedline.warehouse.delete import delete as deletion
 from feedline.warehouse.delete.delete import DeleteRequest, delete_rows
 from feedline.warehouse.storage.locations import list_tree, locate
@@ -164,12 +166,14 @@ def test_copies_are_looked_through(place: Rewritten) -> None:
 
 def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     table = visits_table(tmp_path / "table")
+    add_columns(str(table), ExpressionValues(expression="visit * 2", name="doubled"))
     words = ["delete", table, "--where", 'user_id == 5 or ds == "2026-01-02"']
     dry = " ".join(ended_here(*words, "--dry-run").stdout.split())
     assert "rows to delete, of" in dry
     assert "2 of 4 files to write anew, 2 to remove" in dry
     text = " ".join(ended_here(*words).stdout.split())
     assert "2 of 4 files written anew, 2 removed" in text
+    assert "column files: 2 written anew, 4 old ones removed" in text
     assert "bytes of others copied as they were" in text
     for arguments, status, message in (
         ([tmp_path / "none", "--where", "x == 1"], 2, "does not exist"),
@@ -222,15 +226,20 @@ def test_a_table_in_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for path in files_below(table):
             client.upload_file(str(path), "bucket", f"{folder}/{path.relative_to(table)}")
         uri = f"s3://bucket/{folder}?scheme=http&endpoint_override=127.0.0.1:{port}&region=us-east-1"
+        add_columns(uri, ExpressionValues(expression="visit * 2", name="doubled"))
         expected = rows_left(table, "user_id in (5, 17) or ds = date '2026-01-02'")
-        request = DeleteRequest(where='user_id in [5, 17] or ds == "2026-01-02"', verify=True)
+        request = DeleteRequest(where='user_id in [5, 17] or (ds == "2026-01-02" and doubled >= 0)', verify=True)
         report = delete_rows(uri, request, threads=2)
         assert report.is_met
         assert (report.files_rewritten, report.files_removed) == (2, 2)
         left = pa.concat_tables(expected[path] for path in sorted(expected))
-        assert Table(uri).read(["visit"])["visit"].to_pylist() == left["visit"].to_pylist()
+        assert (report.column_files_rewritten, report.column_files_removed) == (2, 4)
+        read = Table(uri).read(["visit", "doubled"])
+        assert read["visit"].to_pylist() == left["visit"].to_pylist()
+        assert read["doubled"].to_pylist() == [2 * visit for visit in left["visit"].to_pylist()]
         names = [info.path.split("/", 2)[2] for info in list_tree(locate(uri)) if info.size]
-        assert {name.split("/")[0] for name in names} == {"ds=2026-01-01", "_deletes"}
+        assert {name.split("/")[0] for name in names} == {"ds=2026-01-01", "_columns", "_deletes"}
+        assert sum(name.endswith(".columns") for name in names) == 2
     finally:
         server.stop()
     assert len(rows_of(table)) == 4

@@ -2,9 +2,9 @@
 
 Pure. The digest does not depend on files, chunks or the width of offsets:
 
-    row         = key_hashes over one word per column
-    word        of a list: its length + the sum over i of mix(word_i + (i + 1) * GOLDEN); of a struct: the key hash of
-                its fields' words; of a value: its key hash; NULL for a null
+    row         = h_n;  h_0 = 0;  h_j = mix(h_(j-1) + word_j + GOLDEN)      over the columns in order
+    word        of a value: its digest, as in `parquet.key_hashes`; of a struct: h_n over its fields; of a list: the
+                digest of its elements' words as bytes (`hashing.digest_words`); NULL for a null
 
 Rows of a log are compared only where their key and time are equal, so that 64 bits suffice.
 """
@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.hashing import GOLDEN, Words, mix
-from feedline.warehouse.parquet.key_hashes import key_hashes
+from feedline.hashing import GOLDEN, Words, digest_words, mix
+from feedline.warehouse.parquet.key_hashes import series_of, value_digests
 from feedline.warehouse.parquet.schemas import is_list
 from feedline.warehouse.snapshot.column_facts import contiguous
 
-_NULL = np.uint64(0x6C6C756E)
+_NULL = np.uint64(0xD1B54A32D192ED03)  # which no value but by intent has, unlike a small number
 _RUN_ROWS = 8192  # of lists at once: words of all elements of a million rows take a gigabyte, and twice the time
 
 
@@ -51,30 +51,19 @@ def _words(array: pa.Array) -> Words:
         held = (part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (array.keys, array.items))
         keys, items = map(_words, held)
         _add(keys, items)
-        words = _of_elements(offsets - offsets[0], keys)
+        words = digest_words(keys, offsets - offsets[0])
     elif pat.is_fixed_size_list(kind):
-        words = _of_elements(np.arange(len(array) + 1) * kind.list_size, _words(_values_of_fixed(array)))
+        words = digest_words(_words(_values_of_fixed(array)), np.arange(len(array) + 1) * kind.list_size)
     elif is_list(kind):
         offsets = np.asarray(array.offsets).astype(np.int64)
-        words = _of_elements(offsets - offsets[0], _words(array.values.slice(offsets[0], offsets[-1] - offsets[0])))
+        words = digest_words(_words(array.values.slice(offsets[0], offsets[-1] - offsets[0])), offsets - offsets[0])
     elif pat.is_null(kind):
         words = np.zeros(len(array), np.uint64)
     else:
-        words = key_hashes(pa.table({"value": array}), ["value"])
+        words = value_digests(series_of(array))
     if array.null_count:
+        words = words if words.flags.writeable else words.copy()
         words[array.is_null().to_numpy(zero_copy_only=False)] = _NULL
-    return words
-
-
-def _of_elements(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], elements: Words) -> Words:
-    """The words of lists, of their elements' from the first on."""
-    lengths = np.diff(offsets)
-    # offsets [0, 2, 5] -> places [1, 2, 1, 2, 3]
-    places = np.arange(len(elements), dtype=np.int64) - np.repeat(offsets[:-1], lengths) + 1
-    terms = elements + places.astype(np.uint64) * np.uint64(GOLDEN)
-    mix(terms, np.empty_like(terms))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms)])  # modulo 2**64, so that differences are exact
-    words: Words = lengths.astype(np.uint64) + sums[offsets[1:]] - sums[offsets[:-1]]
     return words
 
 

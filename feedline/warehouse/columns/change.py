@@ -12,12 +12,8 @@ A run that is killed leaves the table as it was, and files that the next run rem
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -26,37 +22,25 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.dataclass import dataclass
-from feedline.errors import FeedlineError, TableArgumentError, TableError
+from feedline.errors import TableArgumentError
 from feedline.expressions import bind_where
 from feedline.progress import track
 from feedline.warehouse.columns.column_writer import ColumnTask, new_columns, staged, write_column_file
+from feedline.warehouse.columns.commit import claimed, create_commit, refuse_taken, remove_orphans
 from feedline.warehouse.columns.values import ColumnSource, refuse_kind
-from feedline.warehouse.discovery.column_log import (
-    COLUMN_FILES,
-    FILES,
-    AddCommit,
-    ColumnLog,
-    DropCommit,
-    column_files_of,
-    commit_name,
-)
+from feedline.warehouse.discovery.column_log import COLUMN_FILES, AddCommit, ColumnLog, DropCommit, column_files_of
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.logs import DELTA, ICEBERG, log_of_folder
-from feedline.warehouse.optimize.landing import room_for
 from feedline.warehouse.parquet.dedup_columns import may_be_flag
 from feedline.warehouse.parquet.encodings import choose
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, field_of, fragment_at, nearest_hint
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.claim import Claim
-from feedline.warehouse.storage.content_store import put
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
-from feedline.warehouse.storage.retry import is_local
 
-HIDDEN = "_columns_writing"
-_CLAIM = "columns"
 _SAMPLE_ROWS = 65_536  # on which encodings are measured
 _WRITING = "writing column files"  # the phase of progress
 _FORMATS = {DELTA: "Delta Lake", ICEBERG: "Iceberg"}
@@ -101,16 +85,16 @@ def add_columns(
     fields = _fields(snapshot, source)
     for field in fields:
         _check_field(field, listing, snapshot, chosen, replaced=replaced)
-    with _claimed(location) as claim:
+    with claimed(location) as claim:
         tasks = _tasks(claim, snapshot, source, fields, chosen)
         sizes = [sum(task.rows) for task in tasks]
         written = track((map or in_threads)(write_column_file, tasks), _WRITING, sizes, "rows")
         files = {task.fragment.path: file for task, file in zip(tasks, written, strict=True)}
-        _refuse_taken(location, listing.columns)
-        _remove_orphans(location, claim, listing.columns)
+        refuse_taken(location, listing.columns)
+        remove_orphans(location, claim, listing.columns)
         claim.move((staged(claim, file.path), join(location.path, file.path)) for file in files.values())
         commit = AddCommit(schema=fields, files=files, source=source.text)
-        number = _commit(location, claim, listing.columns, commit.to_json())
+        number = create_commit(location, claim, listing.columns, commit.to_json())
     return AddReport(
         table=redact(location.uri),
         columns={field.name: str(field.type) for field in fields},
@@ -141,8 +125,8 @@ def drop_columns(table: str, names: Sequence[str]) -> DropReport:
     hidden = tuple(name for name in names if any(name in schema.names for schema in base.file_schemas))
     sizes = [int(snapshot.column_part(name, "bytes").sum()) for name in names]
     commit = DropCommit(fields=tuple(names), hidden=hidden)
-    with _claimed(location) as claim:
-        number = _commit(location, claim, listing.columns, commit.to_json())
+    with claimed(location) as claim:
+        number = create_commit(location, claim, listing.columns, commit.to_json())
     return DropReport(table=redact(location.uri), columns=tuple(names), bytes=sum(sizes), commit=number)
 
 
@@ -282,72 +266,3 @@ def _whole_file(snapshot: Snapshot, file: int) -> Fragment:
 
 def _rows_of(snapshot: Snapshot, file: int) -> tuple[int, ...]:
     return tuple(snapshot.rows_per_row_group[snapshot.row_groups_of(file)].tolist())
-
-
-# -- the claim and the commit -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _claimed(location: Location) -> Iterator[Claim]:
-    claim = Claim(uri=location.uri, hidden=HIDDEN, file=_CLAIM, name=redact(location.uri))
-    with room_for(location.uri):
-        claim.take()
-    try:
-        yield claim
-    finally:
-        claim.release()
-
-
-def _commit(location: Location, claim: Claim, before: ColumnLog | None, content: bytes) -> int:
-    """Create the next commit, unless another run has. Returns its number."""
-    claim.check()
-    number = (before.commits if before else 0) + 1
-    name = commit_name(number)
-    with room_for(location.uri):
-        if is_local(location.filesystem):
-            _create(Path(join(location.path, name)), content)
-        else:
-            _refuse_taken(location, before)
-            put(location, name, [content])
-    return number
-
-
-def _refuse_taken(location: Location, before: ColumnLog | None) -> None:
-    """Raise TableError if the commit after these exists."""
-    name = commit_name((before.commits if before else 0) + 1)
-    if location.filesystem.get_file_info(join(location.path, name)).type != pafs.FileType.NotFound:
-        raise _taken_error(name)
-
-
-def _create(path: Path, content: bytes) -> None:
-    """Create a file whole. Raises TableError if it exists."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with aside.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(aside, path)
-    except FileExistsError:
-        raise _taken_error(path.name) from None
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _taken_error(name: str) -> TableError:
-    return TableError(
-        f"commit {name} was created by another run meanwhile: expected none. Run the command again, one at a time"
-    )
-
-
-def _remove_orphans(location: Location, claim: Claim, log: ColumnLog | None) -> None:
-    """Remove column files of runs that were killed before their commit, as far as possible."""
-    files = location.filesystem
-    runs = {path[len(FILES) + 1 :].partition("/")[0] for path in (log.paths if log else ())}
-    selector = pafs.FileSelector(join(location.path, FILES), allow_not_found=True)
-    with suppress(OSError, FeedlineError):
-        for info in files.get_file_info(selector):
-            if info.type == pafs.FileType.Directory and info.base_name not in {*runs, claim.run}:
-                claim.check()
-                files.delete_dir(info.path)

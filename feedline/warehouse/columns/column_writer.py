@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from feedline.dataclass import dataclass
 from feedline.errors import DataError, TableError
 from feedline.warehouse.columns.values import ColumnSource
-from feedline.warehouse.discovery.column_log import FILES, SUFFIX, ColumnFile
+from feedline.warehouse.discovery.column_log import ColumnFile, column_path
 from feedline.warehouse.optimize.landing import room_for
 from feedline.warehouse.parquet.footer import file_facts
 from feedline.warehouse.parquet.writer import Encoding, upload, writer_options
@@ -48,7 +48,7 @@ class ColumnTask:
     @property
     def path(self) -> str:
         """Where the column file will be, below the table's root."""
-        return f"{FILES}/{self.claim.run}/{self.fragment.path}{SUFFIX}"
+        return column_path(self.claim.run, self.fragment.path)
 
 
 def staged(claim: Claim, path: str) -> str:
@@ -61,12 +61,6 @@ def write_column_file(task: ColumnTask) -> ColumnFile:
     filesystem, path = task.claim.location.filesystem, staged(task.claim, task.path)
     task.claim.check()
     local = is_local(filesystem)
-    note = {
-        "version": 1,
-        "base": task.fragment.path,
-        "base_digest": task.fragment.footer_digest.hex(),
-        "fields": task.fields.names,
-    }
     with room_for(task.claim.uri):
         if local:
             filesystem.create_dir(path.rpartition("/")[0], recursive=True)
@@ -76,7 +70,9 @@ def write_column_file(task: ColumnTask) -> ColumnFile:
                 for position in range(len(task.rows)):
                     values = new_columns(task, position)
                     writer.write_table(values, row_group_size=max(values.num_rows, 1))
-                writer.add_key_value_metadata({NOTE_KEY: json.dumps(note).encode()})
+                writer.add_key_value_metadata(
+                    note_of(task.fragment.path, task.fragment.footer_digest, task.fields.names)
+                )
             size = sink.tell()
             if not local:
                 upload(filesystem, path, sink.getvalue())
@@ -95,6 +91,12 @@ def write_column_file(task: ColumnTask) -> ColumnFile:
         base_digest=task.fragment.footer_digest,
         fields=tuple(task.fields.names),
     )
+
+
+def note_of(base: str, base_digest: bytes, fields: Sequence[str]) -> dict[bytes, bytes]:
+    """The metadata of a column file: its base file, and the fields."""
+    note = {"version": 1, "base": base, "base_digest": base_digest.hex(), "fields": list(fields)}
+    return {NOTE_KEY: json.dumps(note).encode()}
 
 
 def new_columns(task: ColumnTask, position: int) -> pa.Table:

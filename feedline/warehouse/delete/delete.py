@@ -3,7 +3,8 @@
 Runs in: the process of the command, in threads. Rows are found first (`find_rows`) and logged (`deletion_log`). Then
 each file that holds such rows is written without them (`rewrite`) into the run's own hidden folder, and moved over the
 old one: at any moment a file is the old one or the new one. A file without rows left is removed. A run that ends early
-leaves finished files and untouched ones, and the same command finds the rest.
+leaves finished files and untouched ones, and the same command finds the rest. Files with column files wait until those
+are written, too (`column_files`).
 
 One deletion at a time runs on a local table (a lock that ends with its process). The run also takes the claim of
 `optimize` on the folder, so that neither changes a file of the other's.
@@ -15,34 +16,41 @@ import datetime
 import fcntl
 import hashlib
 import os
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, TableArgumentError, TableError, TableNotFoundError
 from feedline.progress import track
 from feedline.warehouse.cache.maintenance import PruneReport, count_entries, prune_files
+from feedline.warehouse.columns.commit import claimed
+from feedline.warehouse.delete.column_files import (
+    column_files_on_disk,
+    commit_column_files,
+    read_column_files,
+    write_column_files,
+)
 from feedline.warehouse.delete.condition import Condition, bind_condition
-from feedline.warehouse.delete.deletion_log import DeletionLog, logged_files
+from feedline.warehouse.delete.deletion_log import DeletionLog, logged_column_files, logged_files
 from feedline.warehouse.delete.find_rows import FoundRows, find_rows
-from feedline.warehouse.delete.rewrite import FileRows, WrittenBytes, write_without
+from feedline.warehouse.delete.rewrite import FileRows, WrittenBytes, write_file_without
+from feedline.warehouse.discovery.column_log import ColumnFile, RewriteCommit
 from feedline.warehouse.discovery.formats import list_table
+from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.logs import log_of_folder
 from feedline.warehouse.optimize.landing import DELETES, Target, room_for, target_at
-from feedline.warehouse.parquet.footer import file_facts
-from feedline.warehouse.parquet.writer import PART_SUFFIX, upload
+from feedline.warehouse.parquet.writer import PART_SUFFIX
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
+from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.file_identity import refuse_changed, stamp_at
 from feedline.warehouse.storage.locations import absolute, join, locate, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
-from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import with_retries
 
 _STAGE = "delete"
@@ -54,12 +62,13 @@ class DeleteReport:
     """What a deletion found and did.
 
     rows: deleted; with a dry run, that would be. files, row_groups: of the table. files_rewritten, files_removed.
-    by_partition, by_statistics, by_bloom, read, whole: row groups, as in `FoundRows`. held_row_groups, held_bytes: row
-    groups with such rows, and what these weigh. encoded_bytes: of these row groups, written without the rows;
-    copied_bytes: of row groups that were copied into the same files as they were. linked: files that have a further
-    name on the disk, under which the old rows stay. log: its path; empty for a dry run. caches: what was pruned, by
-    folder. left: rows that `verify` found in the table and in copies, by their names, and entries of files with deleted
-    rows in caches.
+    column_files_rewritten; column_files_removed: old ones, also those that were read no more. by_partition,
+    by_statistics, by_bloom, read, whole: row groups, as in `FoundRows`. held_row_groups, held_bytes: row groups with
+    such rows, and what these weigh with their column files. encoded_bytes: of these row groups, written without the
+    rows; copied_bytes: of row groups that were copied into the same files as they were. linked: files that have a
+    further name on the disk, under which the old rows stay. log: its path; empty for a dry run. caches: what was
+    pruned, by folder. left: rows that `verify` found in the table and in copies, by their names, and entries of files
+    with deleted rows in caches.
     """
 
     table: str
@@ -69,6 +78,8 @@ class DeleteReport:
     row_groups: int
     files_rewritten: int
     files_removed: int
+    column_files_rewritten: int
+    column_files_removed: int
     by_partition: int
     by_statistics: int
     by_bloom: int
@@ -120,40 +131,89 @@ def delete_rows(table: str, request: DeleteRequest, *, threads: int | None = Non
         bind_condition(request.where, snapshot_of(list_table(absolute(copy))).schema)
     target = target_at(uri)
     if request.dry_run:
-        found, _, _ = _find(uri, request.where, run)
-        return _report(table, request, found, [], 0, "", {})
+        return _report(table, request, _find(uri, request.where, run), _Changes())
     with _alone(target):
-        found, condition, keys = _find(uri, request.where, run)
-        _refuse_links(target, found)
-        linked = _linked(target, found)
-        log = DeletionLog.of(locate(uri), condition, found, keys, datetime.datetime.now(datetime.UTC))
-        with _writable(target):
-            log.write("running")
-        try:
-            written = _rewrite(target, found, run)
-        except BaseException as error:
-            with suppress(FeedlineError, OSError):
-                log.write("failed", error=type(error).__name__)
-            raise
-        with _writable(target):
-            log.write("done", removed=_removed(found))
+        found = _found_or_none_left(target, request.where, run)
+        with _columns_claim(target, found.listing) as claim:
+            changes = _change(target, claim, found, run)
     changed = logged_files(uri) if request.caches else frozenset()  # of killed runs, too, which pruned nothing
     caches = {folder: prune_files(folder, changed) for folder in request.caches}
-    report = _report(table, request, found, written, linked, log.path, caches)
+    report = _report(table, request, found, replace(changes, caches=caches))
     return report if not request.verify else _verified(report, uri, request, changed, run)
 
 
-def _find(uri: str, where: str, run: Map) -> tuple[FoundRows, Condition, frozenset[str]]:
-    """The rows to delete, the condition, and the table's partition keys."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The rows to delete, the condition that means them, and the table as it was."""
+
+    rows: FoundRows
+    condition: Condition
+    listing: Listing
+    snapshot: Snapshot
+
+    @property
+    def files(self) -> tuple[FileRows, ...]:
+        return self.rows.files
+
+    @property
+    def column_files(self) -> dict[str, list[str]]:
+        """The column files of files with such rows, by their paths."""
+        return column_files_on_disk(self.listing, [file.fragment.path for file in self.files])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    """What a run has changed. pages: of files and column files that were written. The others as in `DeleteReport`."""
+
+    pages: Sequence[WrittenBytes] = ()
+    column_files_removed: int = 0
+    linked: int = 0
+    log: str = ""
+    caches: Mapping[str, PruneReport] = field(default_factory=dict)
+
+
+def _find(uri: str, where: str, run: Map) -> _Found:
     listing = list_table(uri)
-    if listing.column_bytes:
-        raise TableArgumentError(
-            f"{redact(uri)} has {len(listing.column_bytes):,} column files, which hold values of its rows: expected "
-            "none. Write them into a table's files with feedline optimize, delete from that one, and remove this one"
-        )
     snapshot = snapshot_of(listing)
     condition = bind_condition(where, snapshot.schema)
-    return find_rows(snapshot, condition, map=run), condition, frozenset(snapshot.partition_columns)
+    rows = find_rows(snapshot, condition, map=run)
+    return _Found(rows=rows, condition=condition, listing=listing, snapshot=snapshot)
+
+
+def _found_or_none_left(target: Target, where: str, run: Map) -> _Found:
+    """As `_find`. Of a table without files it removes the column files that a run which was killed has left."""
+    try:
+        return _find(target.uri, where, run)
+    except TableNotFoundError:
+        _remove_column_files(target, target.claim, logged_column_files(locate(target.uri)))
+        raise
+
+
+def _change(target: Target, claim: Claim | None, found: _Found, run: Map) -> _Changes:
+    """Log what is deleted, and delete it. claim: on the table's column files, if it has any."""
+    location, columns = locate(target.uri), found.column_files
+    _refuse_links(target, found)
+    linked = _linked(target, found)
+    keys = found.snapshot.partition_columns
+    now = datetime.datetime.now(datetime.UTC)
+    log = DeletionLog.of(location, found.condition, found.rows, keys, columns, now)
+    with _writable(target):
+        log.write("running")
+    try:
+        pages = _rewrite(target, claim, found, run)
+    except BaseException as error:
+        with suppress(FeedlineError, OSError):
+            log.write("failed", error=type(error).__name__)
+        raise
+    removed: set[str] = set()
+    if claim is not None:
+        logged = logged_column_files(location)  # also of runs that were killed before they removed them
+        removed = logged.intersection(found.listing.column_bytes) - read_column_files(found.snapshot, without=columns)
+        with _writable(target):
+            _remove_column_files(target, claim, removed)
+    with _writable(target):
+        log.write("done", removed=_removed(found))
+    return _Changes(pages=pages, column_files_removed=len(removed), linked=linked, log=log.path)
 
 
 def _refuse_other_formats(uri: str) -> None:
@@ -185,6 +245,16 @@ def _alone(target: Target) -> Iterator[None]:
             yield
         finally:
             target.claim.release()
+
+
+@contextmanager
+def _columns_claim(target: Target, listing: Listing) -> Iterator[Claim | None]:
+    """Keep `columns add` and `columns drop` out, where the table has column files."""
+    if listing.columns is None:
+        yield None
+        return
+    with claimed(locate(target.uri)) as claim:
+        yield claim
 
 
 @contextmanager
@@ -224,72 +294,86 @@ def _writable(target: Target) -> Iterator[None]:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _refuse_links(target: Target, found: FoundRows) -> None:
+def _paths(found: _Found) -> list[str]:
+    """The files with such rows, and their column files."""
+    return [path for base, columns in found.column_files.items() for path in (base, *columns)]
+
+
+def _refuse_links(target: Target, found: _Found) -> None:
     """Raise TableError for a file that lies elsewhere: its name would be replaced, and the rows would stay."""
     if not target.is_local:
         return
     root = os.path.realpath(target.root)
-    for file in found.files:
-        path = join(target.root, file.fragment.path)
+    for each in _paths(found):
+        path = join(target.root, each)
         real = os.path.realpath(path)
-        if real != join(root, file.fragment.path):
+        if real != join(root, each):
             raise TableError(
                 f"{path} is reached by a link: got a file at {real}, expected one in the table's folder. Delete from "
                 "the folder that the link leads to"
             )
 
 
-def _linked(target: Target, found: FoundRows) -> int:
+def _linked(target: Target, found: _Found) -> int:
     if not target.is_local:
         return 0
-    return sum(Path(target.root, file.fragment.path).stat().st_nlink > 1 for file in found.files)
+    return sum(Path(target.root, path).stat().st_nlink > 1 for path in _paths(found))
 
 
-def _rewrite(target: Target, found: FoundRows, run: Map) -> list[WrittenBytes]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What was written of a file: its pages and those of its column files, and these."""
+
+    pages: tuple[WrittenBytes, ...] = ()
+    columns: tuple[ColumnFile, ...] = ()
+
+
+def _rewrite(target: Target, claim: Claim | None, found: _Found, run: Map) -> list[WrittenBytes]:
+    """Replace all files with such rows. Those with column files are replaced when all of these are committed."""
     files = sorted(found.files, key=lambda file: -file.fragment.bytes)  # tasks end together
     rows = [sum(file.rows) for file in files]
-    return list(track(run(partial(_replace, target), files), "deleting", rows, "rows"))
+    written = list(track(run(partial(_write, target, claim), files), "deleting", rows, "rows"))
+    waiting = [file for file in files if file.fragment.columns]
+    if claim is not None and waiting:
+        columns = {file.fragment.path: new.columns for file, new in zip(files, written, strict=True) if new.columns}
+        removed = tuple(file.fragment.path for file in waiting if file.is_gone)
+        with _writable(target):
+            commit_column_files(claim, found.listing, RewriteCommit(files=columns, removed=removed))
+        list(run(partial(_land, target, claim), waiting))
+    return [pages for new in written for pages in new.pages]
 
 
-def _replace(target: Target, rows: FileRows) -> WrittenBytes:
-    """Replace a file by one without its rows, or remove it."""
-    fragment, filesystem = rows.fragment, target.filesystem
-    path = join(target.root, fragment.path)
+def _write(target: Target, claim: Claim | None, rows: FileRows) -> _Written:
+    """Write a file without its rows, and its column files. One without column files is replaced at once."""
+    written = _Written()
+    if not rows.is_gone:
+        path = join(target.root, rows.fragment.path)
+        with _writable(target):
+            base = write_file_without(rows, target.filesystem, path, _staged(target, rows))
+            columns = {} if claim is None else write_column_files(claim, rows, base)
+        written = _Written(pages=(base.pages, *(each.pages for each in columns.values())), columns=tuple(columns))
+    if not rows.fragment.columns:
+        _land(target, claim, rows)
+    return written
+
+
+def _staged(target: Target, rows: FileRows) -> str:
+    name = hashlib.sha256(rows.fragment.path.encode()).hexdigest()[:16]
+    return f"{target.stage(_STAGE)}/{name}{PART_SUFFIX}"
+
+
+def _land(target: Target, claim: Claim | None, rows: FileRows) -> None:
+    """Put the file that was written in the place of the old one, or remove that."""
+    path = join(target.root, rows.fragment.path)
     with _writable(target):
-        if rows.is_gone:
-            _refuse_changed(target, rows)
+        if claim is not None:
+            claim.check()
+        _refuse_changed(target, rows)
+        if not rows.is_gone:
+            target.claim.move([(_staged(target, rows), path)])
+        else:
             target.claim.delete([path])
             _remove_empty_folders(target, path)
-            return WrittenBytes(copied=0, encoded=0)
-        name = hashlib.sha256(fragment.path.encode()).hexdigest()[:16]
-        staged = f"{target.stage(_STAGE)}/{name}{PART_SUFFIX}"
-        if target.is_local:
-            with filesystem.open_input_file(path) as source, filesystem.open_output_stream(staged) as sink:
-                written = write_without(rows, source, sink.write)
-            shutil.copymode(path, staged)
-        else:
-            written = _upload_without(target, rows, path, staged)
-        size = filesystem.get_file_info(staged).size
-        left = sum(file_facts(filesystem, staged, size, fragment.uri).rows)
-        assert left == sum(rows.rows) - rows.count, f"{fragment.uri}: {left} rows"
-        _refuse_changed(target, rows)
-        target.claim.move([(staged, path)])
-    return written
-
-
-def _upload_without(target: Target, rows: FileRows, path: str, staged: str) -> WrittenBytes:
-    """Write a file of a store, by way of memory."""
-    filesystem, name = target.filesystem, rows.fragment.uri
-
-    def read() -> bytes:
-        with filesystem.open_input_file(path) as source:
-            return read_range(source, 0, source.size())
-
-    content = with_retries(read, filesystem, name)
-    sink = pa.BufferOutputStream()
-    written = write_without(rows, pa.BufferReader(content), sink.write)
-    upload(filesystem, staged, sink.getvalue())
-    return written
 
 
 def _refuse_changed(target: Target, rows: FileRows) -> None:
@@ -299,6 +383,13 @@ def _refuse_changed(target: Target, rows: FileRows) -> None:
     except FileNotFoundError:
         raise TableError(f"{rows.fragment.uri} vanished while rows were deleted. {_AGAIN}") from None
     refuse_changed(rows.fragment.uri, rows.fragment.stamp, stamp, "while rows were deleted", _AGAIN)
+
+
+def _remove_column_files(target: Target, claim: Claim, paths: Collection[str]) -> None:
+    full = [join(target.root, path) for path in paths]
+    claim.delete(full)
+    for path in full:
+        _remove_empty_folders(target, path)
 
 
 def _remove_empty_folders(target: Target, path: str) -> None:
@@ -316,41 +407,35 @@ def _remove_empty_folders(target: Target, path: str) -> None:
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
-def _removed(found: FoundRows) -> dict[str, int]:
+def _removed(found: _Found) -> dict[str, int]:
     gone = sum(file.is_gone for file in found.files)
-    return {"rows": found.rows, "files_rewritten": len(found.files) - gone, "files_removed": gone}
+    return {"rows": found.rows.rows, "files_rewritten": len(found.files) - gone, "files_removed": gone}
 
 
-def _report(
-    table: str,
-    request: DeleteRequest,
-    found: FoundRows,
-    written: Sequence[WrittenBytes],
-    linked: int,
-    log: str,
-    caches: dict[str, PruneReport],
-) -> DeleteReport:
-    removed = _removed(found)
+def _report(table: str, request: DeleteRequest, found: _Found, changes: _Changes) -> DeleteReport:
+    removed, rows = _removed(found), found.rows
     return DeleteReport(
         table=redact(table),
         dry_run=request.dry_run,
-        rows=found.rows,
-        files=found.all_files,
-        row_groups=found.all_row_groups,
+        rows=rows.rows,
+        files=rows.all_files,
+        row_groups=rows.all_row_groups,
         files_rewritten=removed["files_rewritten"],
         files_removed=removed["files_removed"],
-        by_partition=found.by_partition,
-        by_statistics=found.by_statistics,
-        by_bloom=found.by_bloom,
-        read=found.read,
-        whole=found.whole,
-        held_row_groups=found.row_groups,
-        held_bytes=found.held_bytes,
-        encoded_bytes=sum(each.encoded for each in written),
-        copied_bytes=sum(each.copied for each in written),
-        linked=linked,
-        log=log,
-        caches=caches,
+        column_files_rewritten=sum(len(file.fragment.columns) for file in found.files if not file.is_gone),
+        column_files_removed=changes.column_files_removed,
+        by_partition=rows.by_partition,
+        by_statistics=rows.by_statistics,
+        by_bloom=rows.by_bloom,
+        read=rows.read,
+        whole=rows.whole,
+        held_row_groups=rows.row_groups,
+        held_bytes=rows.held_bytes,
+        encoded_bytes=sum(each.encoded for each in changes.pages),
+        copied_bytes=sum(each.copied for each in changes.pages),
+        linked=changes.linked,
+        log=changes.log,
+        caches=dict(changes.caches),
         left=None,
     )
 
@@ -362,7 +447,7 @@ def _verified(
     left: dict[str, int] = {}
     for name in (uri, *map(absolute, request.copies)):
         try:
-            left[redact(name)] = _find(name, request.where, run)[0].rows
+            left[redact(name)] = _find(name, request.where, run).rows.rows
         except TableNotFoundError:
             if name != uri:
                 raise

@@ -2,8 +2,9 @@
 
 Runs in: the process of `delete`, and of `cache prune`. A log is a JSON file below the hidden folder `_deletes`, written
 when rows are found, before any file changes, and again at the end; so one whose `state` is "running" is of a run that
-was killed. It holds no value of a list, only how many there are and the sha256 of its file; literals of the condition
-are left out, but for those that are compared with partition keys.
+was killed. It names the files with such rows, and all column files of these. It holds no value of a list, only how many
+there are and the sha256 of its file; literals of the condition are left out, but for those that are compared with
+partition keys.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -40,16 +41,28 @@ class DeletionLog:
 
     @classmethod
     def of(
-        cls, location: Location, condition: Condition, found: FoundRows, keys: frozenset[str], now: datetime.datetime
+        cls,
+        location: Location,
+        condition: Condition,
+        found: FoundRows,
+        keys: Collection[str],
+        columns: Mapping[str, Sequence[str]],
+        now: datetime.datetime,
     ) -> DeletionLog:
-        """The log of a run that begins. keys: the table's partition keys."""
+        """The log of a run that begins. keys: the table's partition keys. columns: of each file, its column files."""
         lists = [
             {"file": redact(each.file), "column": each.column, "values": each.count, "sha256": each.digest}
             for each in condition.lists.values()
         ]
-        asked = {"at": now.isoformat(), "where": text_for_log(condition, keys), "lists": lists}
+        asked = {"at": now.isoformat(), "where": text_for_log(condition, frozenset(keys)), "lists": lists}
         files = [
-            {"path": file.fragment.path, "rows": sum(file.rows), "deleted": file.count, "is_removed": file.is_gone}
+            {
+                "path": file.fragment.path,
+                "rows": sum(file.rows),
+                "deleted": file.count,
+                "is_removed": file.is_gone,
+                "column_files": columns[file.fragment.path],
+            }
             for file in found.files
         ]
         counts = {"rows": found.rows, "row_groups": found.row_groups, "bytes": found.held_bytes}
@@ -68,7 +81,8 @@ class DeletionLog:
 
 
 def logged_files(table: str) -> frozenset[str]:
-    """The files, as paths or URIs, of which the logs of a table say that rows of them were to be deleted.
+    """The files and their column files, as paths or URIs, of which the logs of a table say that rows of them were to be
+    deleted.
 
     Raises TableArgumentError for a table without logs, as a wrong name must not look done, and CorruptFileError for a
     log that cannot be read: it may name files.
@@ -81,12 +95,25 @@ def logged_files(table: str) -> frozenset[str]:
             f"{redact(location.uri)} has no log of a deletion: expected a table from which feedline delete took rows. "
             "Name its folder"
         )
+    for base, columns in _files_in(logs):
+        files.update(join(redact(location.uri), path) for path in (base, *columns))
+    return frozenset(files)
+
+
+def logged_column_files(location: Location) -> set[str]:
+    """The column files, as paths below a table's root, of which its logs say that rows of them were to be deleted.
+    Raises CorruptFileError as `logged_files`."""
+    return {path for _, columns in _files_in(_logs(location)) for path in columns}
+
+
+def _files_in(logs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """The files of logs, each with its column files."""
     for name, document in logs:
         try:
-            files.update(join(redact(location.uri), file["path"]) for file in document["found"]["files"])
+            files = [(file["path"], file["column_files"]) for file in document["found"]["files"]]
         except (KeyError, TypeError):
             raise _unreadable(name) from None
-    return frozenset(files)
+        yield from files
 
 
 def _logs(location: Location) -> Iterator[tuple[str, Any]]:

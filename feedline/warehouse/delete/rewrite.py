@@ -9,12 +9,14 @@ byte arrays) is encoded as a whole. A thread holds one row group, decoded, and t
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
@@ -31,7 +33,7 @@ from feedline.warehouse.parquet.dedup_columns import (
     flag_column,
     keep_rows,
 )
-from feedline.warehouse.parquet.footer import footer_digest
+from feedline.warehouse.parquet.footer import file_facts, footer_digest
 from feedline.warehouse.parquet.history_note import NOTE_KEY as HISTORY_KEY
 from feedline.warehouse.parquet.history_note import HistoryNote, NoteBuilder
 from feedline.warehouse.parquet.request_rows import ROWS_KEY
@@ -47,12 +49,15 @@ from feedline.warehouse.parquet.spliced_file import (
     splice,
 )
 from feedline.warehouse.parquet.thrift import MalformedError
-from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
+from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, upload, writer_options
 from feedline.warehouse.reading.fragment import Fragment, unpack_mask
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.storage.faults import explain_errors, label
+from feedline.warehouse.storage.ranges import read_range
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _TRAILER_BYTES = 8
+_Digest = bytes  # within `WrittenFile` the field `bytes` hides the type
 _MOST_NANOSECONDS = int(np.iinfo(np.int64).max)
 _LEVELS = {"RLE", "BIT_PACKED", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}  # encodings that are not of values in pages
 _CODECS = {"snappy", "gzip", "brotli", "zstd", "lz4"}
@@ -97,15 +102,55 @@ class WrittenBytes:
     encoded: int
 
 
-def write_without(rows: FileRows, source: pa.NativeFile, write: Write) -> WrittenBytes:
-    """Write the file without the rows. source: the file, open. Raises TableChangedError where it is another one by its
-    footer, DataError for values that cannot be written, what reading raises, and OSError as `write` does."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """A file without the rows: its size, its footer's digest and size, and the bytes of its row groups."""
+
+    bytes: int
+    digest: _Digest
+    footer_bytes: int
+    pages: WrittenBytes
+
+
+def write_file_without(
+    rows: FileRows, filesystem: pafs.FileSystem, path: str, target: str, note: Mapping[bytes, bytes] | None = None
+) -> WrittenFile:
+    """Write the file at `path` without the rows to `target`, of a store by way of memory. note: metadata that it gets
+    in place of the file's. Raises as `write_without`."""
+    name = rows.fragment.uri
+    if is_local(filesystem):
+        with filesystem.open_input_file(path) as source, filesystem.open_output_stream(target) as sink:
+            pages = write_without(rows, source, sink.write, note)
+        shutil.copymode(path, target)
+    else:
+
+        def read() -> bytes:
+            with filesystem.open_input_file(path) as source:
+                return read_range(source, 0, source.size())
+
+        content = pa.BufferReader(with_retries(read, filesystem, name))
+        buffer = pa.BufferOutputStream()
+        pages = write_without(rows, content, buffer.write, note)
+        upload(filesystem, target, buffer.getvalue())
+    size = filesystem.get_file_info(target).size
+    facts = file_facts(filesystem, target, size, name)
+    left = [int(np.count_nonzero(~rows.mask(group))) for group in rows.kept]
+    assert list(facts.rows) == left, f"{name}: {facts.rows} rows"
+    return WrittenFile(bytes=size, digest=facts.digest, footer_bytes=facts.footer_bytes, pages=pages)
+
+
+def write_without(
+    rows: FileRows, source: pa.NativeFile, write: Write, note: Mapping[bytes, bytes] | None = None
+) -> WrittenBytes:
+    """Write the file without the rows. source: the file, open. note: metadata in place of the file's. Raises
+    TableChangedError where it is another one by its footer, DataError for values that cannot be written, what reading
+    raises, and OSError as `write` does."""
     name = rows.fragment.uri
     try:
         with explain_errors(name):
             tail = _tail(rows.fragment, source)
             new = _encode(_OldFile(rows, _open(source, name), tail[:-_TRAILER_BYTES], source.read_at))
-        copied, encoded = splice(new.sources, new.parts, new.notes, write, like=new.like)
+        copied, encoded = splice(new.sources, new.parts, {**new.notes, **(note or {})}, write, like=new.like)
     except MalformedError as error:
         raise CorruptFileError(f"{name} has a corrupt footer: {error}. Restore or delete it") from None
     return WrittenBytes(copied=copied, encoded=encoded)

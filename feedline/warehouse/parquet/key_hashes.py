@@ -27,7 +27,7 @@ def key_hashes(table: pa.Table, keys: Sequence[str]) -> Words:
     scratch = np.empty_like(hashes)
     for name in keys:
         series = series_of(table[name])
-        hashes += _digest(series)
+        hashes += value_digests(series)
         hashes += np.uint64(GOLDEN)
         mix(hashes, scratch)
         if series.null_count():
@@ -42,8 +42,8 @@ def series_of(column: pa.Array | pa.ChunkedArray) -> pl.Series:
     return series.rechunk()
 
 
-def _digest(series: pl.Series) -> Words:
-    """uint64 [rows]: the digest of each value; arbitrary at nulls."""
+def value_digests(series: pl.Series) -> Words:
+    """uint64 [rows], perhaps not to be written to: the digest of each value; arbitrary at nulls."""
     kind = series.dtype
     if kind in (pl.String, pl.Binary):
         return digest(series)

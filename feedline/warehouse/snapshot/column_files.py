@@ -16,7 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.errors import CorruptFileError, TableChangedError, TableError
-from feedline.warehouse.discovery.column_log import COLUMN_FILES, ColumnFile, column_file_names, column_files_of
+from feedline.warehouse.discovery.column_log import (
+    COLUMN_FILES,
+    ColumnFile,
+    column_file_names,
+    column_files_of,
+    with_files_of_base,
+)
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.schemas import without_dictionaries
 from feedline.warehouse.snapshot.column_facts import Facts, contiguous
@@ -35,6 +41,15 @@ def same_column_files(listing: Listing, last: pa.Table, index: Int64s) -> Bools:
         return np.ones(len(index), np.bool_)
     now, before = (np.array(column_file_names(files), object) for files in (listing.files, last))
     return np.where(index >= 0, now == before[index], False) if len(before) else np.zeros(len(index), np.bool_)
+
+
+def with_own_column_files(listing: Listing, base: Assembly) -> Listing:
+    """The listing, of files with several versions of column files with those that were written for the files as they
+    are."""
+    if listing.columns is None:
+        return listing
+    digests = contiguous(base.files["footer_digest"]).to_pylist()
+    return dataclasses.replace(listing, files=with_files_of_base(listing.files, digests))
 
 
 def with_column_facts(listing: Listing, base: Assembly, fresh: Bools, map: Map | None) -> Assembly:

@@ -33,7 +33,7 @@ from feedline.warehouse.discovery.partitions import refine
 from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot.column_facts import HeldKey, contiguous, held_keys, order_by_keys, with_path_values
-from feedline.warehouse.snapshot.column_files import same_column_files, with_column_facts
+from feedline.warehouse.snapshot.column_files import same_column_files, with_column_facts, with_own_column_files
 from feedline.warehouse.snapshot.footer_tasks import FOOTERS, FooterResult, read_footers
 from feedline.warehouse.snapshot.packed_facts import (
     Assembly,
@@ -316,7 +316,9 @@ def snapshot_of(
             )
         listing, parts = _leave_out(listing, parts, np.array(sorted(corrupt), np.int64))
         fresh = np.delete(fresh, sorted(corrupt))
-    joined = with_column_facts(listing, assemble(parts or [part_without_files()]), fresh, map)
+    base = assemble(parts or [part_without_files()])
+    listing = with_own_column_files(listing, base)
+    joined = with_column_facts(listing, base, fresh, map)
     listing, assembly = _identify(listing, joined, now_ns)
     snapshot = _freeze(listing, assembly, rules or SchemaRules())
     if work_dir is None:

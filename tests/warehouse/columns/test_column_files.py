@@ -24,7 +24,8 @@ from tagged_store import TaggedStore
 from feedline import Table
 from feedline.blocks.request import pack_pieces, unpack_pieces
 from feedline.errors import CorruptFileError, TableArgumentError, TableChangedError, TableError
-from feedline.warehouse.columns.change import HIDDEN, add_columns, drop_columns, table_now
+from feedline.warehouse.columns.change import add_columns, drop_columns, table_now
+from feedline.warehouse.columns.commit import HIDDEN
 from feedline.warehouse.columns.values import ExpressionValues, joined_values
 from feedline.warehouse.discovery.column_log import ColumnFile, commit_name, parse_commit
 from feedline.warehouse.optimize.optimize import partitions_of

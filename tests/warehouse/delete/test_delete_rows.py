@@ -20,6 +20,7 @@ from second_writer import write_meanwhile
 from feedline import Table
 from feedline.errors import TableArgumentError, TableChangedError, TableError, TableNotFoundError
 from feedline.warehouse.delete import delete as deletion
+from feedline.warehouse.delete import rewrite
 
 USERS = pa.table({"user_id": [3, 4, 17, 39, 1_000]})
 
@@ -272,7 +273,7 @@ def test_a_second_deletion_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         except TableError as error:
             errors.append(error)
 
-    thread = write_meanwhile(monkeypatch, deletion, "write_without", second)
+    thread = write_meanwhile(monkeypatch, rewrite, "write_without", second)
     assert delete_from(table, "user_id == 5", verify=True).is_met
     thread.join()
     assert "has a deletion that runs" in str(errors[0])
@@ -283,7 +284,7 @@ def test_a_file_that_changes_meanwhile_is_left_alone(tmp_path: Path, monkeypatch
     table = visits_table(tmp_path / "table", days=1)
     first = files_below(table)[0]
     others = visits(400, seed=9)
-    thread = write_meanwhile(monkeypatch, deletion, "write_without", lambda: pq.write_table(others, first))
+    thread = write_meanwhile(monkeypatch, rewrite, "write_without", lambda: pq.write_table(others, first))
     with pytest.raises(TableChangedError, match="while rows were deleted"):
         delete_from(table, "user_id in [5, 6]")
     thread.join()
