@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from forked import forked
 from killed_build import EVENTS, killed_build
-from sample_logs import END_NS, drawn_logs, spec_of, table_bytes, write_logs
+from sample_logs import END_NS, REQUESTS, ROWS, drawn_logs, spec_of, table_bytes, write_logs
 
 from feedline.config.build_spec import BuildSpec
 from feedline.errors import TableError
@@ -22,7 +22,9 @@ from feedline.warehouse.building.build import build
 from feedline.warehouse.optimize.landing import HIDDEN
 from feedline.warehouse.optimize.optimize import TaskRunner
 
-LOGS = drawn_logs(21, rows=150)
+LOGS = drawn_logs(21, rows=150, whole_requests=True)
+LAYOUTS = {"impressions": ROWS, "requests": REQUESTS}
+KILLS, SEEDS = 4, 25  # of each layout: 200 kills in all
 
 
 def built(spec: BuildSpec) -> None:
@@ -52,12 +54,18 @@ def assert_whole(folder: Path, tables: list[dict[str, bytes]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The table that a build makes that nobody kills."""
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """The tables that builds make that nobody kills, by layout."""
     folder = tmp_path_factory.mktemp("whole")
     write_logs(LOGS, folder / "logs")
-    built(spec_of(folder))
-    return table_bytes(folder / "out")
+    for name, layout in LAYOUTS.items():
+        built(spec_of(folder, out=name, layout=layout))
+    return {name: table_bytes(folder / name) for name in LAYOUTS}
+
+
+@pytest.fixture
+def whole(wholes: dict[str, dict[str, bytes]]) -> dict[str, bytes]:
+    return wholes["impressions"]
 
 
 @pytest.mark.parametrize(
@@ -95,16 +103,22 @@ def test_a_partition_built_again_is_the_old_one_or_the_new_one(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(50))
-def test_random_kills_leave_the_same_table(tmp_path: Path, whole: dict[str, bytes], seed: int) -> None:
-    """Kill after kill, each run a little further, files arriving in any order between them."""
-    draw = random.Random(seed)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_kills_leave_the_same_table(
+    tmp_path: Path, wholes: dict[str, dict[str, bytes]], layout: str, seed: int
+) -> None:
+    """Kill after kill, each run a little further, the rows of logs in any files and order."""
+    draw, whole = random.Random(seed), wholes[layout]
     write_logs(LOGS, tmp_path / "logs", seed, files=draw.randint(1, 5))
-    spec = spec_of(tmp_path)
-    for _ in range(draw.randint(1, 4)):
-        if not killed(tmp_path, tuple(EVENTS), draw.randint(1, 60), without_exchange=draw.random() < 0.2):
-            break
+    spec, kills = spec_of(tmp_path, layout=LAYOUTS[layout]), 0
+    while kills < KILLS:
+        is_killed = killed(tmp_path, tuple(EVENTS), draw.randint(1, 60), without_exchange=draw.random() < 0.2)
         assert_whole(tmp_path / "out", [whole])
+        kills += is_killed
+        if not is_killed:
+            assert table_bytes(tmp_path / "out") == whole
+            shutil.rmtree(tmp_path / "out")
     built(spec)
     assert table_bytes(tmp_path / "out") == whole
     assert not (tmp_path / "out" / HIDDEN).exists()
