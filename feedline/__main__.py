@@ -29,8 +29,8 @@ def main() -> NoReturn:
 
         block_worker.main(sys.argv[2:])
     if sys.argv[1:2] and sys.argv[1] in _REWRITE:
-        from feedline.resources.allocators import keep_freed_memory  # noqa: PLC0415 -- as are the next ones
-        from feedline.resources.cgroups import available_cores  # noqa: PLC0415
+        from feedline.resources.allocators import keep_freed_memory  # noqa: PLC0415 -- for these commands alone
+        from feedline.resources.cgroups import available_cores  # noqa: PLC0415 -- as the line before
 
         keep_freed_memory(available_cores())
     gc.set_threshold(_COLLECT_AFTER)
