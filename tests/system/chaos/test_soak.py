@@ -40,7 +40,7 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
 class Usage:
     """What a process used. targets: of its descriptors, with how many each has."""
 
-    rss: int
+    rss: int  # without the pages of files, which the kernel takes away and brings back as other processes need memory
     descriptors: int  # without those of rings, which get more slots for fast trainers, up to 32: two for each memory
     threads: int
     targets: Counter[str]
@@ -50,7 +50,9 @@ class Usage:
         targets = Counter(map(_target, Path(f"/proc/{process.pid}/fd").iterdir()))
         rings = targets.pop(RING, 0)
         assert rings <= MOST_RINGS, f"{rings} memories of rings"
-        return cls(process.memory_info().rss, targets.total(), process.num_threads(), targets)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        kilobytes = map(int, re.findall(r"^Rss(?:Anon|Shmem):\s*(\d+) kB$", status, re.MULTILINE))
+        return cls(sum(kilobytes) << 10, targets.total(), process.num_threads(), targets)
 
 
 def _target(link: Path) -> str:
