@@ -392,8 +392,9 @@ class FeederConnection:
                 with contextlib.suppress(ChannelClosedError):
                     self.receive()
                     self.raise_failure()  # it may have sent the reason
-                if self._channel is not None:
-                    self._channel.shut_down()  # ends it, should it be alive
+                if self._channel is None:
+                    return  # it ended with the error of an earlier hello, and was left: no death
+                self._channel.shut_down()  # ends it, should it be alive
                 words = feeder.last_words() if feeder is not None and not self._is_dismissed else ""
             self.leave()
         if torn:

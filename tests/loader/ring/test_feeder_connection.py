@@ -14,7 +14,7 @@ from feedline.loader.ring.channel import adopt, pair
 from feedline.loader.ring.feeder_connection import FeederConnection
 from feedline.loader.wire.codec import WIRE_VERSION
 from feedline.loader.wire.facts import Hello
-from feedline.loader.wire.ring_messages import GrowRing
+from feedline.loader.wire.ring_messages import FeederFailure, GrowRing
 
 
 @pytest.mark.parametrize("version", ["", '"wire": 99, '])
@@ -35,6 +35,25 @@ def test_a_feeder_of_another_wire_version_is_refused_before_its_facts_are_read(
     assert not connection.is_torn
     connection.leave()
     other.close()
+
+
+def test_a_feeder_that_ended_with_the_error_of_an_earlier_hello_has_not_died(monkeypatch: pytest.MonkeyPatch):
+    """Its log is closed when it is left, which was read all the same."""
+    ours, theirs = pair()
+    ended: list[str] = []
+    feeder = SimpleNamespace(channel=ours, pid=os.getpid(), end=lambda: ended.append("left"))
+    access: Any = SimpleNamespace(host=None, attach_paths=())
+    connection = FeederConnection(access, pin=lambda *_: False, unpin=lambda _: None)
+    monkeypatch.setattr(connection._source, "find", lambda: feeder)
+    monkeypatch.setattr(connection._source, "record_death", lambda *_: ended.append("died"))
+    connection.start()
+    connection._hello_number = 2
+    other = adopt(theirs.detach())
+    other.send_message(FeederFailure(name="TableChangedError", message="a file", number=1))
+    other.close()
+    connection.abandon()
+    assert ended == ["left"]
+    assert not connection.is_torn
 
 
 def test_waiting_ticks_until_a_message_comes():
