@@ -4,7 +4,8 @@ Pure. The digest does not depend on files, chunks or the width of offsets:
 
     row         = h_n;  h_0 = 0;  h_j = mix(h_(j-1) + word_j + GOLDEN)      over the columns in order
     word        of a value: its digest, as in `parquet.key_hashes`; of a struct: h_n over its fields; of a list: the
-                digest of its elements' words as bytes (`hashing.digest_words`); NULL for a null
+                digest of its elements' words as bytes (`hashing.digest_words`); of a map: as of a list of structs; NULL
+                for a null
 
 Rows of a log are compared only where their key and time are equal, so that 64 bits suffice.
 """
@@ -48,10 +49,11 @@ def _words(array: pa.Array) -> Words:
             _add(words, _words(pa.StructArray.field(array, index)))
     elif pat.is_map(kind):
         offsets = np.asarray(array.offsets).astype(np.int64)
-        held = (part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (array.keys, array.items))
-        keys, items = map(_words, held)
-        _add(keys, items)
-        words = digest_words(keys, offsets - offsets[0])
+        held = offsets[-1] - offsets[0]
+        pairs = np.zeros(held, np.uint64)
+        for part in (array.keys, array.items):
+            _add(pairs, _words(part.slice(offsets[0], held)))
+        words = digest_words(pairs, offsets - offsets[0])
     elif pat.is_fixed_size_list(kind):
         words = digest_words(_words(_values_of_fixed(array)), np.arange(len(array) + 1) * kind.list_size)
     elif is_list(kind):

@@ -21,6 +21,9 @@ ROW = st.fixed_dictionaries(
         "lists": st.lists(st.lists(st.sampled_from("ab"), max_size=2), max_size=2),
         "struct": st.one_of(st.none(), st.fixed_dictionaries({"x": st.integers(0, 1), "y": st.sampled_from("ab")})),
         "map": st.one_of(st.none(), st.lists(st.tuples(st.sampled_from("kl"), st.integers(0, 1)), max_size=2)),
+        "weights": st.one_of(
+            st.none(), st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.5, 2.0])), max_size=2)
+        ),
         "pair": st.one_of(st.none(), st.tuples(st.integers(0, 1), st.integers(0, 1)).map(list)),
         "float": st.sampled_from([None, 0.5, float("inf"), 2.0]),
     }
@@ -33,6 +36,7 @@ SCHEMA = pa.schema(
         "lists": pa.large_list(pa.list_(pa.string())),
         "struct": pa.struct({"x": pa.int8(), "y": pa.string()}),
         "map": pa.map_(pa.string(), pa.int64()),
+        "weights": pa.map_(pa.int64(), pa.float32()),
         "pair": pa.list_(pa.int16(), 2),
         "float": pa.float32(),
     }
