@@ -2,7 +2,7 @@
 
 A feeder allocates and frees blocks of tens of megabytes all its life, so its allocators keep what is freed, within
 limits: docs/decisions/0019-window-and-memory.md. They read their settings when a process starts, so these are
-set in its environment, where the user's own settings win.
+set in its environment, where the user's own settings win; a command that rewrites tables sets them for itself.
 """
 
 from __future__ import annotations
