@@ -58,7 +58,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
 	  echo "$(PYTHON) cannot make a virtual environment. Install its venv module (on Debian and Ubuntu:" >&2; \
 	  echo "apt install python3-venv) or name another interpreter with PYTHON=." >&2; exit 1; }
 	$(PIP) \
-	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,otel,test,examples,frameworks,bench]'
+	  --editable '.[test,examples,frameworks,bench]'
 	$(PIP) --no-deps $(TORCHREC)
 	$(BIN)/python -m compileall -q feedline  # as pip does for a wheel: else each feeder compiles it again, 0.3 s
 	@touch $@

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from feedline.config import PipelineSpec, load_spec
 from feedline.config.chosen_features import choose_features
 from feedline.config.pipeline_spec import json_schema
+from feedline.extras import extra
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.history_audit import AuditReport, audit_histories
 from feedline.fitting.passes import fit_pipeline
@@ -285,7 +286,8 @@ class Pipeline:
 
         Rows that the tail policy would drop are included.
         """
-        from feedline.service.plan_frame import plan_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
+        with extra("dataframe", "Pipeline.to_dask"):
+            from feedline.service.plan_frame import plan_to_dask  # noqa: PLC0415 -- an extra; 0.35 s of pandas
 
         plan = self.complete_plan(world_size)
         source = plan.source_for("to_dask")
@@ -307,7 +309,7 @@ class Pipeline:
         process). Raises SpecError, also for a folder that holds anything else, TableError where it cannot be written,
         and what blocks raise; then OUT is as it was, or lacks its marker.
         """
-        from feedline.materialize.write_plan import open_output, write_plan  # noqa: PLC0415 -- zarr: 0.3 s
+        from feedline.materialize.write_plan import open_output, write_plan  # noqa: PLC0415 -- for this method alone
 
         with nullcontext(workers) if workers is not None else self._threads() as own:
             folder = open_output(os.fspath(out), format, overwrite=overwrite)

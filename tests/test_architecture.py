@@ -24,7 +24,7 @@ MODULES = {
 }
 
 # Modules of the root that all may import, and that import nothing but each other.
-GROUND = {"dataclass", "errors", "hashing", "native", "progress", "resources", "version"}
+GROUND = {"dataclass", "errors", "extras", "hashing", "native", "progress", "resources", "version"}
 
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
@@ -108,7 +108,7 @@ FENCES = {
     "rich": ("cli", "commands", "workbench"),
     "bokeh": ("service.page",),
     "jinja2": ("service.page",),
-    "zarr": ("artifacts.zarr_array", "materialize.feature_arrays"),
+    "zarr": ("artifacts.zarr_array", "materialize.arrays_writer"),
     "prometheus_client": ("service.monitoring.prometheus_server",),
     "opentelemetry": ("service.monitoring.block_spans",),
     "tenacity": ("warehouse.storage",),

@@ -21,6 +21,7 @@ from feedline.artifacts.array_rows import ArrayRows
 from feedline.config.sections import resolve_path
 from feedline.errors import SpecError, StoreError, TableChangedError, TableError
 from feedline.expressions.types import nearest
+from feedline.extras import extra
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.reading.fragment import fragment_of
@@ -75,7 +76,8 @@ def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str, a
 
 
 def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str, apart: Mapping[str, str]) -> Artifact:
-    from feedline.artifacts.zarr_array import open_array  # noqa: PLC0415 -- importing zarr takes 0.2 s
+    with extra("zarr", redact(uri)):
+        from feedline.artifacts.zarr_array import open_array  # noqa: PLC0415 -- an extra; 0.2 s
 
     array, ids = open_array(uri), None
     if options["ids"] is not None:
@@ -112,7 +114,7 @@ def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str, a
 
 def _ids(uri: str, column: str, max_memory: int, apart: Mapping[str, str]) -> Artifact:
     """The id of each row of an array: a column of a table, or a zarr array of one dimension."""
-    from feedline.artifacts.zarr_array import is_array, open_array  # noqa: PLC0415 -- as above
+    from feedline.artifacts.zarr_array import is_array, open_array  # noqa: PLC0415 -- as above, by which it is there
 
     if not is_array(uri):
         return _table(uri, {"columns": [column]}, max_memory, "", apart)

@@ -63,7 +63,7 @@ from feedline.service.feeder.trainer_session import SessionSetup, TrainerSession
 from feedline.service.feeder_status import StatusGatherer
 from feedline.service.log_lines import write_log_lines
 from feedline.service.monitoring.feeder_watch import remove_dead_targets, watch_feeder
-from feedline.service.page.page_server import PageServer
+from feedline.service.page.page_server import PageServer, is_installed
 from feedline.service.pool.spawner import ImportingSpawner, Spawner
 from feedline.service.pool.zygote import Zygote
 from feedline.service.worker_demand import Demand, feeder_name, job_name
@@ -199,6 +199,9 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
 
 
 def _open_page(gatherer: StatusGatherer) -> PageServer | None:
+    if not is_installed():
+        logger.info("there is no live page without Bokeh: pip install 'feedline[dashboard]'")
+        return None
     try:
         return PageServer(lambda: [gatherer.status])
     except OSError as error:

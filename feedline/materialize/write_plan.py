@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from feedline.blocks.jobs import compile_job
 from feedline.dataclass import dataclass
 from feedline.errors import SpecError
+from feedline.extras import extra
 from feedline.fitting.reduction import Workers, run_tasks
 from feedline.loader.encoding.encoded_rows import arrow_table
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.materialize.feature_arrays import (
-    ArraysWriter,
     array_columns,
     arrays_of,
     block_elements,
@@ -123,6 +123,8 @@ def write_plan(
     plan = replace(plan, weights=None)  # each row comes once
     schema = compile_job(job).layout.schema.expanded
     if format == "zarr":
+        with extra("zarr", "--format zarr"):
+            from feedline.materialize.arrays_writer import ArraysWriter  # noqa: PLC0415 -- an extra
         arrays_of(schema)  # raises for features that no array holds, before anything is written
     blocks, rows = _blocks(plan)
     done = 0

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
-from feedline.materialize import feature_arrays
-from feedline.materialize.feature_arrays import ArraysWriter, FeatureArray, _extra, arrays_of, feature_path
+from feedline.materialize import arrays_writer, feature_arrays
+from feedline.materialize.arrays_writer import ArraysWriter
+from feedline.materialize.feature_arrays import FeatureArray, _extra, arrays_of, feature_path
 from feedline.materialize.output_folder import OutputFolder
 
 
@@ -89,9 +90,9 @@ def files(folder: Path) -> set[str]:
 )
 def test_blocks_are_appended_by_whole_shards(blocks: list[list[list[int]]], buffer: int):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feature_arrays, "_CHUNK_BYTES", 16)
-        patch.setattr(feature_arrays, "_SHARD_CHUNKS", 4)
-        patch.setattr(feature_arrays, "_BUFFER_BYTES", buffer)
+        patch.setattr(feature_arrays, "CHUNK_BYTES", 16)
+        patch.setattr(arrays_writer, "_SHARD_CHUNKS", 4)
+        patch.setattr(arrays_writer, "_BUFFER_BYTES", buffer)
         output = OutputFolder(folder, overwrite=False).begin()
         writer = ArraysWriter(BatchSchema((column("ids", "sparse"),)), output)
         out, chunks = Path(output.files.path), max(1, min(4, buffer // 32))

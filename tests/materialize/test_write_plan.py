@@ -22,7 +22,7 @@ from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.errors import CorruptFileError, DataError, SpecError, TableError
 from feedline.loader.encoding.encoded_rows import arrow_table, expand, take
 from feedline.loader.encoding.slot import encoded_rows
-from feedline.materialize import feature_arrays, write_plan
+from feedline.materialize import arrays_writer, feature_arrays, write_plan
 from feedline.materialize.feature_arrays import feature_path
 from feedline.materialize.output_folder import MARKER
 from feedline.service.cluster.fit_workers import DaskWorkers
@@ -85,8 +85,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks, chunks and shards of few rows."""
     monkeypatch.setattr(write_plan, "_BLOCK_ROWS", 400)
-    monkeypatch.setattr(feature_arrays, "_CHUNK_BYTES", 1 << 10)
-    monkeypatch.setattr(feature_arrays, "_SHARD_CHUNKS", 3)
+    monkeypatch.setattr(feature_arrays, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(arrays_writer, "_SHARD_CHUNKS", 3)
 
 
 def pipeline(place: Place, **changes: Any) -> Pipeline:

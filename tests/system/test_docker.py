@@ -327,7 +327,9 @@ def test_a_worker_needs_what_feedline_needs_without_torch():
     required = [line for line in lines if not line.startswith("#")]
     left_out = [dependency for dependency in project["dependencies"] if dependency not in required]
     assert [re.split("[>=]", dependency)[0] for dependency in left_out] == ["torch"]
-    assert set(required) < set(project["dependencies"])
+    extras = project["optional-dependencies"]
+    added = {each for extra in ("dashboard", "dataframe", "zarr") for each in extras[extra]}
+    assert set(required) == {*project["dependencies"], *added} - set(left_out)
 
 
 def test_image_copies_what_is_there_and_sent():

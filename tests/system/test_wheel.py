@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source") / "feedline"
     source.mkdir()
     shutil.copytree(ROOT / "feedline", source / "feedline", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     done = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", cwd=source)
     assert done.returncode == 0, done.stdout + done.stderr

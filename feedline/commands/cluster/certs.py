@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from feedline.commands.pipeline_arguments import AsJson
-from feedline.errors import SpecError
+from feedline.extras import extra
 
 
 def certs(
@@ -30,12 +30,8 @@ def certs(
     as_json: AsJson = False,
 ) -> None:
     """Make a certificate authority, and certificates for a cluster's scheduler, workers and clients."""
-    try:
-        from feedline.service.certificate_authority import make_certificates  # noqa: PLC0415 -- cryptography is an extra
-    except ImportError as error:
-        raise SpecError(
-            f"feedline certs needs the package cryptography: {error}. Install it: pip install 'feedline[tls]'"
-        ) from None
+    with extra("tls", "feedline certs"):
+        from feedline.service.certificate_authority import make_certificates  # noqa: PLC0415 -- an extra
     now = datetime.datetime.now(tz=datetime.UTC)
     report = make_certificates(directory, hosts=host or [], days=days, renew=renew, now=now)
     if as_json:

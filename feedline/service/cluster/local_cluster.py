@@ -18,6 +18,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError
+from feedline.extras import extra
 from feedline.service.dask_patches.scheduler_patches import scheduler_class
 from feedline.service.dask_patches.worker_patches import with_recorded_failure, worker_class
 from feedline.service.scheduler.extension import install
@@ -74,11 +75,7 @@ def _extensions() -> dict[str, Any]:
 
 
 def temporary_security() -> Security:
-    try:
+    with extra("tls", "cluster.tls: temporary", ClusterError):
         importlib.import_module("cryptography.x509")
-    except ImportError as error:
-        raise ClusterError(
-            f"cluster.tls: temporary cannot create a key: {error}. Install it: pip install 'feedline[tls]'"
-        ) from None
     security: Security = Security.temporary()
     return security

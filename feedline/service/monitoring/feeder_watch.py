@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from feedline.config.monitoring_section import MetricsSpec, TracesSpec
 from feedline.errors import FeederError
+from feedline.extras import extra
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.monitoring.feeder_metrics import FEEDER_METRICS
 from feedline.service.monitoring.finished_block import ObserveBlock
@@ -34,12 +35,8 @@ def watch_feeder(
             stack.enter_context(serve_metrics(metrics, FEEDER_METRICS, status, labels))
         observe = None
         if traces is not None:
-            try:
+            with extra("otel", "the key traces", FeederError):
                 from feedline.service.monitoring.block_spans import BlockSpans  # noqa: PLC0415 -- an extra
-            except ImportError as error:
-                raise FeederError(
-                    f"traces need OpenTelemetry: {error}. Run pip install 'feedline[otel]', or leave the key out"
-                ) from None
             spans = BlockSpans(traces, job=status().job, feeder=status().feeder)
             stack.callback(spans.close)
             observe = spans.add

@@ -16,6 +16,8 @@ from distributed import Scheduler
 from tornado.ioloop import IOLoop
 from tornado.web import Application, HTTPError, RequestHandler
 
+from feedline.errors import FeedlineError
+from feedline.extras import extra
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.dask_patches.versions import allow
 from feedline.service.page.page_server import PAGE, import_quietly
@@ -71,9 +73,13 @@ class _FirstRequest(RequestHandler):
             raise HTTPError(404)
 
     async def get(self, *_: str) -> None:
-        await self._load_pages()
+        try:
+            await self._load_pages()
+        except FeedlineError as error:
+            raise HTTPError(501, reason=str(error)) from None
         self.redirect(self.request.uri or "/")
 
 
 def _import_pages() -> tuple[Any, Any]:
-    return import_quietly("distributed.dashboard.scheduler"), import_quietly("feedline.service.page.live_page")
+    with extra("dashboard", "the dashboard"):
+        return import_quietly("distributed.dashboard.scheduler"), import_quietly("feedline.service.page.live_page")

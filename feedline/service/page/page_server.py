@@ -8,6 +8,7 @@ own: it imports tornado and Bokeh (0.4 to 0.8 s of CPU time), takes the socket o
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import socket
 import threading
@@ -72,6 +73,11 @@ class PageServer:
             logger.warning("the live page cannot be served: %s: %s", type(error).__name__, error)
         finally:
             self._socket.close()  # what still waits is refused
+
+
+def is_installed() -> bool:
+    """Whether Bokeh is there, which the extra `dashboard` brings; it is not imported."""
+    return importlib.util.find_spec("bokeh") is not None
 
 
 def import_quietly(module: str) -> Any:

@@ -15,8 +15,9 @@ from urllib.parse import parse_qsl, unquote
 import pyarrow as pa
 
 from feedline.errors import TableError, TableNotFoundError
+from feedline.extras import extra
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, moment_of
+from feedline.warehouse.discovery.table_log import declared_listing, moment_of
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
 from feedline.warehouse.storage.faults import safe_message
@@ -39,10 +40,8 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
     A time without a zone is UTC. Raises TableNotFoundError for a folder that is not a Delta table or has no file,
     TableError for a table that cannot be read, TableChangedError for files that were vacuumed.
     """
-    try:
+    with extra("delta", "format delta", TableError):
         import deltalake  # noqa: PLC0415 -- an extra: needed only for tables of this format
-    except ImportError:
-        raise missing_package_error("deltalake", "delta") from None
     uri = absolute(table)
     try:
         address = split_options(uri)[0]

@@ -23,8 +23,9 @@ import pyarrow.fs as pafs
 import pyarrow.types as pat
 
 from feedline.errors import TableError, TableNotFoundError
+from feedline.extras import extra
 from feedline.warehouse.discovery.hive import ColumnHistory, Listing
-from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, moment_of, plain
+from feedline.warehouse.discovery.table_log import declared_listing, moment_of, plain
 from feedline.warehouse.storage.faults import explain_errors, safe_message
 from feedline.warehouse.storage.locations import absolute, ancestor, join, locate, redact, split_options
 from feedline.warehouse.storage.retry import with_retries
@@ -41,12 +42,10 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
     A time without a zone is UTC. Raises TableNotFoundError if there is no table, snapshot or file, TableError for a
     table that cannot be read, TableChangedError for files that were deleted since.
     """
-    try:
+    with extra("iceberg", "format iceberg", TableError):
         import pyiceberg.exceptions  # noqa: PLC0415 -- an extra: needed only for tables of this format
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 -- likewise
         from pyiceberg.table import StaticTable  # noqa: PLC0415 -- likewise
-    except ImportError:
-        raise missing_package_error("pyiceberg", "iceberg") from None
     uri, metadata = _metadata_of(absolute(table))
     try:
         log = StaticTable.from_metadata(metadata, properties=_options(uri))

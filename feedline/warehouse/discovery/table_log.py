@@ -40,13 +40,6 @@ from feedline.warehouse.storage.locations import Location, is_uri, join, list_tr
 _SHOWN = 5
 
 
-def missing_package_error(package: str, format: str) -> TableError:
-    """The error for a format whose package is not installed."""
-    return TableError(
-        f"format {format} needs a package that is not installed: {package}. Run: pip install 'feedline[{format}]'"
-    )
-
-
 def moment_of(as_of: str) -> datetime.datetime:
     """An ISO time; without a zone it is UTC."""
     moment = datetime.datetime.fromisoformat(as_of)

@@ -49,7 +49,7 @@ def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     monkeypatch.delitem(sys.modules, "feedline.service.monitoring.block_spans", raising=False)
     with (
-        pytest.raises(FeederError, match=r"traces need OpenTelemetry: .* Run pip install 'feedline\[otel\]', or leave"),
+        pytest.raises(FeederError, match=r"the key traces needs a package .* Run: pip install 'feedline\[otel\]'"),
         watch_feeder(None, TracesSpec(), watched_status, [0]),
     ):
         pass

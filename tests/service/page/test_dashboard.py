@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -18,6 +19,8 @@ from pipelines import eventually
 from served_page import served_page
 from tornado.websocket import WebSocketClosedError
 from websocket import create_connection
+
+from feedline.service.page import dashboard
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_is_in_the_menu_of_dask():
@@ -96,3 +99,14 @@ def test_nothing_is_loaded_before_a_page_is_opened():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "bokeh" not in run.stdout
+
+
+def test_without_bokeh_a_page_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(dashboard, "import_quietly", missing)
+    with served_page(list) as address:
+        for _ in range(2):  # the second visitor is told as well
+            with pytest.raises(HTTPError, match=r"501: the dashboard needs a package .*'feedline\[dashboard\]'"):
+                urlopen(address, timeout=60)
