@@ -46,7 +46,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --co
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean
+.PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean test-asan coverage-native
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -113,6 +113,12 @@ test-without-kernels: install
 	  | tar -x -C $(BARE)
 	cd $(BARE) && PYTHONPATH=$$PWD $(abspath $(BIN))/python -m pytest $(PROCESSES) -m "not nightly and not slow" \
 	  $(PYTEST_ARGS) $$(grep -rl 'native' tests --include='test_*.py' | grep -v tests/system)
+
+test-asan: install
+	$(BIN)/python tools/checked_kernels.py sanitize -n 0 -q -m "not nightly" $(PYTEST_ARGS)
+
+coverage-native: install
+	$(BIN)/python tools/checked_kernels.py measure -n 0 -q -m "not nightly" $(PYTEST_ARGS)
 
 test-pythons:
 	for python in $$(tools/pythons.sh); do \

@@ -187,8 +187,12 @@ static PyObject *take_rows(PyObject *module, PyObject *args) {
     Cursor **all = calloc((size_t)count + 1, sizeof *all);
     ArrowArray *structs[2] = {calloc(1, sizeof(ArrowArray)), calloc(1, sizeof(ArrowArray))};
     int failures = 0;
-    if (all == NULL || structs[0] == NULL || structs[1] == NULL || flat < 0 || flat > count || rows < 0) {
-        PyErr_SetString(PyExc_ValueError, "there is no memory, or there are fewer cursors than flat ones");
+    if (all == NULL || structs[0] == NULL || structs[1] == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (flat < 0 || flat > count || rows < 0) {
+        PyErr_SetString(PyExc_ValueError, "there are fewer cursors than flat ones, or fewer than no rows");
         goto done;
     }
     for (; claimed < count; claimed++) {

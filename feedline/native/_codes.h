@@ -33,7 +33,7 @@ static int codes_open(Codes *codes, Buffers *buffers, PyObject *object) {
             ((char *)to->buf)[((const code_type *)codes.numbers)[row]] = 1;                                 \
     else                                                                                                    \
         for (; row < codes.count && ((const code_type *)codes.numbers)[row] < entries; row++)               \
-            ((int64_t *)to->buf)[((const code_type *)codes.numbers)[row]]++;
+            ((uint64_t *)to->buf)[((const code_type *)codes.numbers)[row]]++;
 
 /* count_codes(codes, counts): how often each code occurs, as int64; or, as bytes, whether it does. */
 static PyObject *count_codes(PyObject *module, PyObject *args) {

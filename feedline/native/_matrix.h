@@ -86,7 +86,7 @@ static void matrix_copy(const Matrix *matrix, Py_ssize_t count, uint32_t **colum
 }
 
 static int matrix_open(Matrix *matrix, Buffers *buffers, PyObject *object, Py_ssize_t width, int out) {
-    if (width < 1 || check_size(4 * width) != 0) {
+    if (width < 1 || check_size(width) != 0 || check_size(4 * width) != 0) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "a matrix has at least one column");
         return -1;

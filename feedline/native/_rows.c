@@ -72,11 +72,16 @@ static int check_size(Py_ssize_t size) {
     return -1;
 }
 
+/* The distance of two offsets, which wraps where they are not those of lists. */
+static int64_t distance(int64_t first, int64_t next) {
+    return (int64_t)((uint64_t)next - (uint64_t)first);
+}
+
 /* Offsets of lists in values of `size` bytes, of which there are `bytes`. */
 static int check_borders(const int64_t *borders, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t bytes) {
     int64_t falls = borders[0];
     for (Py_ssize_t row = 0; row < rows; row++)
-        falls |= borders[row + 1] - borders[row];
+        falls |= borders[row + 1] | distance(borders[row], borders[row + 1]);
     if (falls < 0) {
         PyErr_SetString(PyExc_ValueError, "the offsets of lists fall, or are negative");
         return -1;
@@ -225,8 +230,10 @@ static PyObject *slice_offsets(PyObject *module, PyObject *args) {
         too_small("the offsets of the slices", to->len, from->len);
         goto failed;
     }
-    Py_BEGIN_ALLOW_THREADS
     const int64_t *borders = from->buf;
+    if (check_borders(borders, from->len / (Py_ssize_t)sizeof(int64_t) - 1, 0, 0) != 0)
+        goto failed;
+    Py_BEGIN_ALLOW_THREADS
     int64_t *ends = to->buf;
     ends[0] = 0;
     for (Py_ssize_t row = 0; row < from->len / (Py_ssize_t)sizeof(int64_t) - 1; row++)
@@ -327,7 +334,7 @@ failed:
 static int64_t longest_of(const int64_t *borders, Py_ssize_t rows, int64_t *shortest) {
     int64_t longest = -1, least = INT64_MAX;
     for (Py_ssize_t row = 0; row < rows; row++) {
-        const int64_t length = borders[row + 1] - borders[row];
+        const int64_t length = distance(borders[row], borders[row + 1]);
         longest = length > longest ? length : longest;
         least = length < least ? length : least;
     }
@@ -372,17 +379,17 @@ static PyObject *count_lengths(PyObject *module, PyObject *args) {
         const Py_buffer *view = &buffers.views[index + 1];
         const int64_t *borders = view->buf;
         const Py_ssize_t rows = view->len / 8 - 1;
-        int64_t *counts = (int64_t *)to->buf + places[index] * width;
+        uint64_t *counts = (uint64_t *)to->buf + places[index] * width;
         int64_t shortest;
         found[index] = longest_of(borders, rows, &shortest);
         falls |= found[index] == -2;
         if (found[index] < 0 || found[index] >= width)
             continue;
         if (shortest == found[index]) /* as of scalars */
-            counts[shortest] += rows;
+            counts[shortest] += (uint64_t)rows;
         else
             for (Py_ssize_t row = 0; row < rows; row++)
-                counts[borders[row + 1] - borders[row]]++;
+                counts[distance(borders[row], borders[row + 1])]++;
     }
     Py_END_ALLOW_THREADS
     if (falls) {
@@ -524,7 +531,9 @@ static PyObject *digest_strings(PyObject *module, PyObject *args) {
         return NULL;
     int failed = (borders = buffers_add(&buffers, offsets, 0)) == NULL
                  || (bytes = buffers_add(&buffers, data, 0)) == NULL || (out = buffers_add(&buffers, result, 1)) == NULL;
-    if (!failed && ((size != 4 && size != 8) || borders->len != size * (out->len / 8 + 1)))
+    if (!failed && size != 4 && size != 8)
+        failed = too_small("an offset of strings", size, 8);
+    if (!failed && borders->len != size * (out->len / 8 + 1))
         failed = too_small("the offsets of strings", borders->len, size * (out->len / 8 + 1));
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS

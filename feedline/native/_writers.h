@@ -295,25 +295,28 @@ static PyObject *queue_wait(PyObject *object, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-/* drop(): see rows.py. */
-static PyObject *queue_drop(PyObject *object, PyObject *Py_UNUSED(none)) {
-    SlotQueue *self = (SlotQueue *)object;
+/* Forget all jobs, once none is being written. Returns how many of them were announced. */
+static Py_ssize_t drop_jobs(SlotQueue *self) {
     Py_ssize_t sent = 0;
     await_idle(self, 1);
     if (self->forks != forks)
-        return PyLong_FromLong(0);
+        return 0;
     for (SlotJob *job = self->first; job != self->unsent; job = job->next)
         sent++;
     self->unsent = NULL;
     self->held = 0;
     free_jobs(detach(self, NULL));
-    return PyLong_FromSsize_t(sent);
+    return sent;
+}
+
+/* drop(): see rows.py. */
+static PyObject *queue_drop(PyObject *object, PyObject *Py_UNUSED(none)) {
+    return PyLong_FromSsize_t(drop_jobs((SlotQueue *)object));
 }
 
 static void queue_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
-    PyObject *sent = queue_drop(object, NULL);
-    Py_XDECREF(sent);
+    drop_jobs((SlotQueue *)object);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);

@@ -322,6 +322,29 @@ def test_columns_that_are_not_of_a_matrix_are_refused():
 
 
 @compiled
+def test_a_width_whose_bytes_no_number_counts_is_refused():
+    """2^62 columns of 4 bytes would be rows of 0 bytes."""
+    with pytest.raises(ValueError, match="a value's size is out of range"):
+        rows._compiled.take_columns(np.zeros(12, np.float32), 2**62, (), ())
+
+
+@compiled
+def test_offsets_whose_distances_wrap_are_refused():
+    """From 2^63 - 1 to -2^63 it is one step, for a processor."""
+    offsets = np.array([0, 2**63 - 1, -(2**63)], np.int64)
+    with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
+        rows.equal_neighbours(offsets, np.zeros(1, np.int64), 8)
+    with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
+        rows.slice_lists(offsets, 0, 1)
+
+
+@compiled
+def test_offsets_of_strings_have_4_or_8_bytes():
+    with pytest.raises(ValueError, match="an offset of strings has a wrong size: got 2 bytes, expected 8"):
+        rows.digest_strings(np.zeros(2, np.int16), b"", 2, np.zeros(1, np.uint64))
+
+
+@compiled
 def test_strings_outside_their_buffers_are_refused():
     def digests(view: tuple[int, int, int, int], size: int = 1) -> None:
         rows.digest_views(np.array(view, np.int32), (b"x" * 20, b"y" * 30), np.empty(size, np.uint64))

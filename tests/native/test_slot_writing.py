@@ -8,33 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_calls import HEADER, PLACES, SLOT_BYTES, copied_slot, gathered_slot, piece
 
 from feedline.native import rows
 
 pytestmark = pytest.mark.skipif(not rows.COMPILED, reason="installed without a compiler")
 
-HEADER = bytes(range(64))
-# dense [3, 2] f32 at 64, labels [3, 1] f32 at 128, ids [2, 3] i64 at 192, valid at 256, lengths at 320, offsets at 384,
-# values (i64) at 448, weights at 576.
-PLACES = (64, 8, 128, 4, 192, 256, 3, ((320, 384, 448, 8, 576),))
-SLOT_BYTES = 640
-
-
-def _piece(start: int, stop: int, rows_before: int) -> tuple[Any, ...]:
-    dense = np.arange(rows_before, rows_before + 8, dtype=np.float32).reshape(4, 2)
-    ids = tuple(np.arange(4, dtype=np.int64) + 10 * column + rows_before for column in range(2))
-    offsets = np.array([0, 2, 3, 3, 7], np.int64)
-    values, weights = np.arange(7, dtype=np.int64) + 100 * rows_before, np.linspace(0, 1, 7, dtype=np.float32)
-    return start, stop, rows_before == 0, dense, dense[:, :1].copy(), ids, (values,), (weights,), (offsets,)
-
-
-def _arguments() -> list[Any]:
-    pieces = [_piece(1, 3, 0), _piece(0, 1, 5)]
-    return [np.full(SLOT_BYTES, 7, np.uint8), HEADER, ((88, 128), (140, 192)), [(PLACES, pieces)]]
-
 
 def test_pieces_are_laid_end_to_end():
-    target, *rest = _arguments()
+    target, *rest = copied_slot()
     rows.write_slot(target, *rest)
     assert target[:64].tobytes() == HEADER
     assert target[64:88].view(np.float32).tolist() == [2, 3, 4, 5, 5, 6]
@@ -48,26 +30,13 @@ def test_pieces_are_laid_end_to_end():
     assert target[576:588].view(np.float32).tolist() == pytest.approx([2 / 6, 0, 1 / 6])
 
 
-def _gathered() -> list[Any]:
-    """The rows of two parts in another order: the last of the first part, then all of the second."""
-    one, two = _piece(0, 4, 0), _piece(0, 4, 20)
-    index, part = np.array([3, 4, 5, 6, 7], np.int64), np.array([0, 1, 1, 1, 1], np.uint16)
-    ends = np.array([0, 4, 6, 7, 7, 11], np.int64)
-    parts = [
-        tuple(zip(*pair, strict=True)) if isinstance(pair[0], tuple) else pair for pair in zip(one, two, strict=True)
-    ]
-    order = [index, part, np.array([0, 4], np.int64), (ends,)]
-    piece = [0, 3, True, *parts[3:], order]
-    return [np.full(SLOT_BYTES, 7, np.uint8), HEADER, ((88, 128), (140, 192)), piece]
-
-
 def _write(arguments: list[Any]) -> None:
-    target, header, gaps, piece = arguments
-    rows.write_slot(target, header, gaps, [(PLACES, [(*piece[:-1], tuple(piece[-1]))])])
+    target, header, gaps, own = arguments
+    rows.write_slot(target, header, gaps, [(PLACES, [(*own[:-1], tuple(own[-1]))])])
 
 
 def test_rows_of_parts_are_gathered():
-    arguments = _gathered()
+    arguments = gathered_slot()
     _write(arguments)
     target = arguments[0]
     assert target[64:88].view(np.float32).tolist() == [6, 7, 20, 21, 22, 23]
@@ -92,7 +61,7 @@ def test_rows_of_parts_are_gathered():
     ],
 )
 def test_an_order_that_does_not_fit_its_parts_is_refused(place: int, value: Any, words: str):
-    arguments = _gathered()
+    arguments = gathered_slot()
     arguments[3][-1][place] = value
     with pytest.raises(ValueError, match=words):
         _write(arguments)
@@ -101,7 +70,7 @@ def test_an_order_that_does_not_fit_its_parts_is_refused(place: int, value: Any,
 
 def test_rows_that_a_piece_does_not_have_are_refused():
     for start, stop in ((-1, 2), (3, 6), (2, 1), (2**62, 2**62 + 3)):
-        arguments = _gathered()
+        arguments = gathered_slot()
         arguments[3][:2] = start, stop
         with pytest.raises(ValueError, match="are not among the 5 of a piece"):
             _write(arguments)
@@ -109,10 +78,10 @@ def test_rows_that_a_piece_does_not_have_are_refused():
 
 def test_sources_may_lie_at_any_address():
     """As blocks that were received from other processes do."""
-    found, *rest = _arguments()
+    found, *rest = copied_slot()
     rows.write_slot(found, *rest)
-    target, header, gaps, [(places, pieces)] = _arguments()
-    moved = [tuple(_moved(each) for each in piece) for piece in pieces]
+    target, header, gaps, [(places, pieces)] = copied_slot()
+    moved = [tuple(_moved(each) for each in own) for own in pieces]
     rows.write_slot(target, header, gaps, [(places, moved)])
     assert (target == found).all()
 
@@ -133,10 +102,10 @@ def _moved(value: Any) -> Any:
         (lambda a: a.__setitem__(2, ((600, 700),)), "a section lies outside its slot"),
         (lambda a: a.__setitem__(2, ((60, 40),)), "a section lies outside its slot"),
         (lambda a: a[3][0][1].pop(), "fewer rows than the slot"),
-        (lambda a: a[3][0][1].append(_piece(0, 1, 0)), "the rows of a slot"),
-        (lambda a: a[3][0][1].__setitem__(0, _piece(3, 5, 0)), "a source of a slot has a wrong size"),
-        (lambda a: a[3][0][1].__setitem__(0, _piece(-1, 1, 0)), "the rows of a slot"),
-        (lambda a: a[3][0][1].__setitem__(0, _piece(2**62, 2**62 + 2, 0)), "a source of a slot has a wrong size"),
+        (lambda a: a[3][0][1].append(piece(0, 1, 0)), "the rows of a slot"),
+        (lambda a: a[3][0][1].__setitem__(0, piece(3, 5, 0)), "a source of a slot has a wrong size"),
+        (lambda a: a[3][0][1].__setitem__(0, piece(-1, 1, 0)), "the rows of a slot"),
+        (lambda a: a[3][0][1].__setitem__(0, piece(2**62, 2**62 + 2, 0)), "a source of a slot has a wrong size"),
         (lambda a: a[3][0][1][0][8][0].__setitem__(3, 9), "a source of a slot has a wrong size"),
         (lambda a: a[3][0][1][0][8][0].__setitem__(1, 4), "the offsets of lists fall"),
         (lambda a: a[3][0][1][0][8][0].__setitem__(1, -1), "the offsets of lists fall"),
@@ -145,7 +114,7 @@ def _moved(value: Any) -> Any:
     ],
 )
 def test_what_reaches_beyond_a_slot_or_its_sources_is_refused(change: Any, words: str):
-    arguments = _arguments()
+    arguments = copied_slot()
     change(arguments)
     with pytest.raises(ValueError, match=words):
         rows.write_slot(*arguments)
@@ -157,7 +126,7 @@ def test_any_numbers_are_written_within_the_slot_or_refused():
     generator = random.Random(7)
     drawn = [-(2**62), -1, 0, 1, 3, 8, 64, 320, 576, 639, 640, 2**31, 2**62]
     for _ in range(2000):
-        arguments = _arguments()
+        arguments = copied_slot()
         pieces = copy.deepcopy(arguments[3][0][1])
         places: list[Any] = [generator.choice([place, generator.choice(drawn)]) for place in PLACES[:7]]
         lists = tuple(generator.choice([place, generator.choice(drawn)]) for place in PLACES[7][0])

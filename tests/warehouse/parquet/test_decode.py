@@ -4,11 +4,8 @@ values."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +15,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from checked_kernels import SANITIZED, BuildError, build, sanitizing
 from page_decoding import File, arrow_table, difference, stored, table_of
 from warehouse_samples import COLLECTION, collection
 
@@ -34,7 +32,6 @@ HUGE = "large_string_map.brotli.parquet"  # 4 GiB of a codec and a type that are
 FILES = [
     path for folder in ("data", "bad_data", "shredded_variant") for path in collection(folder) if path.name != HUGE
 ]
-NATIVE = Path(native.__file__).parent
 
 
 def decoded(path: Path, chunk_rows: int, *, coded: bool) -> pa.Table | str:
@@ -172,33 +169,12 @@ def test_damaged_pages_are_decoded_as_by_pyarrow_or_refused():
 @pytest.fixture(scope="module")
 def checked_kernel(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
     """The kernel with AddressSanitizer and UndefinedBehaviorSanitizer, and the environment that it needs."""
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no gcc")
-    path = tmp_path_factory.mktemp("kernel") / "_parquet.abi3.so"
-    command = [compiler, "-O1", "-g", "-std=c11", "-shared", "-fPIC", "-fsanitize=address,undefined"]
-    command += ["-fno-sanitize-recover=undefined", f"-I{sysconfig.get_paths()['include']}"]
-    built = subprocess.run([*command, NATIVE / "_parquet.c", "-o", path], capture_output=True, text=True, check=False)
-    if built.returncode:
-        pytest.skip(f"the sanitizers or Python's headers are not installed: {built.stderr[-500:]}")
-    libraries = [
-        subprocess.run(
-            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for name in ("libasan.so", "libubsan.so", "libstdc++.so")
-    ]
-    checks = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    return str(path), os.environ | checks | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-
-_KERNEL_TESTS = (
-    "test_parquet.py",
-    "test_page_headers.py",
-    "test_list_prefixes.py",
-    "test_chunk_reading.py",
-    "test_joint_rows.py",
-    "test_run_starts.py",
-)
+    try:
+        folder = build(tmp_path_factory.mktemp("kernel"), SANITIZED)
+        checks = sanitizing(folder)
+    except BuildError as error:
+        pytest.skip(f"the sanitizers or Python's headers are not installed: {error}")
+    return str(folder / "feedline" / "native" / "_parquet.abi3.so"), checks
 
 
 @pytest.mark.nightly
@@ -211,28 +187,6 @@ def test_damaged_pages_touch_no_memory_but_their_own(checked_kernel: tuple[str, 
     found = json.loads(done.stdout)
     assert sum(found.values()) == 10_000
     assert found["same"] > 2000
-
-
-@pytest.mark.nightly
-def test_any_calls_touch_no_memory_but_their_own(checked_kernel: tuple[str, dict[str, str]]):
-    """The tests of the kernel's functions, hypothesis' random bytes among them."""
-    tests = [str(Path(__file__).parents[2] / "native" / name) for name in _KERNEL_TESTS]
-    run_checked(checked_kernel, [*tests, "--hypothesis-profile=nightly"])
-
-
-@pytest.mark.nightly
-def test_damaged_headers_touch_no_memory_but_their_own(checked_kernel: tuple[str, dict[str, str]]):
-    run_checked(checked_kernel, [str(Path(__file__).with_name("test_flipped_headers.py")), "-m", "not nightly"])
-
-
-def run_checked(checked_kernel: tuple[str, dict[str, str]], arguments: list[str]) -> None:
-    """Run tests with the checked kernel, in a process of their own."""
-    path, environment = checked_kernel
-    program = f"import page_mutations, sys; page_mutations.load_kernel({path!r}); import pytest; "
-    program += f"sys.exit(pytest.main({[*arguments, '-q', '-p', 'no:cacheprovider']!r}))"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
 
 
 def test_samples_are_whole_before_they_are_damaged():
