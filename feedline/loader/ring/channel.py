@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from feedline.errors import FeederError
 from feedline.loader.wire.codec import pack, unpack_kind
 from feedline.loader.wire.ring_messages import KINDS, MESSAGES
 from feedline.native import ring as native
@@ -38,6 +39,7 @@ REPORT = struct.Struct("<cII")  # kind, stream, bytes of the stats that follow; 
 # Linux refuses packets above the socket's buffer (208 KiB by default), and a short read truncates one silently.
 _PACKET_BYTES = 64 * 1024
 _INLINE_BYTES = 32 * 1024
+_LONGEST_BYTES = 2**30  # of a message: memory may have a size without pages, which reading it would fill
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4)  # one descriptor
 _DESCRIPTOR_FOLLOWS = b"D"
 # Combined once: arithmetic on enumerations takes microseconds.
@@ -307,13 +309,18 @@ def _sealed(packet: bytes) -> Descriptor:
 
 def _parse(packet: bytes, fd: Descriptor | None) -> Arrival:
     if packet[:1] == b"L":
-        assert fd is not None
+        if fd is None:
+            raise FeederError("a message is malformed: got a long one without its memory")
+        if (nbytes := os.fstat(fd.number).st_size) > _LONGEST_BYTES:
+            raise FeederError(f"a message is too long: got {nbytes:,} bytes, expected at most {_LONGEST_BYTES:,}")
         with open(fd.number, "rb", closefd=False) as blob:
             blob.seek(0)
             packet, fd = blob.read(), None
     kind = packet[:1]
     if kind == b"J":
         return kind, unpack_kind(MESSAGES, packet[1:]), fd
+    if kind == b"E" and len(packet) != END.size:
+        raise FeederError(f"a message is malformed: got {len(packet)} bytes of END, expected {END.size}")
     return END.unpack(packet) if kind == b"E" else (kind, packet)
 
 

@@ -143,6 +143,7 @@ class Delivery:
         self.is_due |= bool(works)
         self._window.in_flight -= len(works)
         for work in works:
+            self._forget(work)  # resumed at a late step, `tail: drop` may leave out all rows of a block from there on
             work.release()
         return [(work.block, work.quality) for work in works if work.quality is not None]
 
@@ -225,8 +226,12 @@ class Delivery:
         for work in works:
             if work.due_s > self._clock():
                 self._unsubmitted.append(work)
-            elif work.rows is None and work.error is None and not work.attempts:
+            elif work.rows is None and work.error is None and not work.attempts and self._holds(work):
                 self._submit_again(work, self._cluster.eligible_workers())
+
+    def _holds(self, work: BlockWork) -> bool:
+        """Whether the block has not been dropped."""
+        return (work.block.lane, work.block.index) in self._work
 
     def _hedge(self) -> None:
         """Compute an overdue block that the trainer needs on another worker too, with other late ones of its worker,

@@ -225,6 +225,31 @@ def test_nothing_is_computed_twice_where_there_is_one_worker(monkeypatch: pytest
         delivery.close()
 
 
+def test_a_block_that_is_dropped_before_it_is_there_is_not_held(monkeypatch: pytest.MonkeyPatch):
+    """Resumed at an epoch's last step, a trainer needs no row of a block whose last rows `tail: drop` leaves out."""
+    hang, begun = threading.Event(), threading.Event()
+
+    def work(index: int, key: str) -> int:
+        begun.set()
+        hang.wait(PATIENCE_S)
+        return index
+
+    with contextlib.closing(open_cluster(ClusterRequest(ClusterSpec(threads=1), threads=1))) as cluster:
+        tasks = cluster._tasks._entries
+        delivery = Stream(cluster, monkeypatch, work).open("late", 1)
+        delivery.pump(0)
+        assert begun.wait(PATIENCE_S)
+        dropped = delivery._work[0, 0]
+        held = len(tasks)
+        delivery._unsubmitted.append(dropped)  # as if it had failed, and waited for its next attempt
+        delivery.drop(0)
+        delivery.look()
+        left = dict(tasks)
+        hang.set()
+        delivery.close()
+    assert (held, left, dropped.submissions) == (1, {}, 1)
+
+
 def test_trainers_that_read_the_same_lanes_share_blocks(monkeypatch: pytest.MonkeyPatch):
     """A block is computed once as long as one of them has not dropped it, even if the first has received it already."""
     calls: list[int] = []
