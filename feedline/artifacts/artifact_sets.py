@@ -29,7 +29,7 @@ from feedline.dataclass import dataclass
 from feedline.errors import CorruptFileError, FeedlineError, SpecError
 from feedline.expressions.parser import python_tree
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, redact
+from feedline.warehouse.storage.locations import absolute, is_uri, join, list_folder, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -42,9 +42,9 @@ def list_files(folder: str, name: str) -> list[pafs.FileInfo]:
     """The files and folders in a subfolder, by name; none if it does not exist. Raises as `read_file`."""
     try:
         location = locate(absolute(folder))
-        selector = pafs.FileSelector(join(location.path, name), allow_not_found=True)
+        filesystem, path = location.filesystem, join(location.path, name)
         infos = with_retries(
-            lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri)
+            lambda: list_folder(filesystem, path, allow_not_found=True), filesystem, redact(location.uri)
         )
         return sorted(infos, key=lambda info: info.base_name)
     except FeedlineError:

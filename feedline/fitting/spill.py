@@ -26,7 +26,7 @@ from feedline.dataclass import dataclass
 from feedline.hashing import GOLDEN, cross_terms, digest, hash_words
 from feedline.transforms.learning.learner import Learner, Parts
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, locate
+from feedline.warehouse.storage.locations import absolute, delete_folder, locate
 from feedline.warehouse.storage.retry import with_retries
 
 _PART_BITS = 6
@@ -113,7 +113,7 @@ def discard(scratch: Scratch) -> None:
 
     def remove() -> None:
         if location.filesystem.get_file_info(location.path).type != pafs.FileType.NotFound:
-            location.filesystem.delete_dir(location.path)
+            delete_folder(location.filesystem, location.path)
 
     with_retries(remove, location.filesystem, location.uri, verb="removed")
 

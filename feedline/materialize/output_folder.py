@@ -31,7 +31,16 @@ from feedline.loader.encoding.quality import Quality
 from feedline.warehouse.storage.claim import Claim, delete
 from feedline.warehouse.storage.content_store import get, put
 from feedline.warehouse.storage.faults import explain_errors, safe_message
-from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, redact
+from feedline.warehouse.storage.locations import (
+    Location,
+    absolute,
+    info_of,
+    join,
+    list_folder,
+    list_tree,
+    locate,
+    redact,
+)
 from feedline.warehouse.storage.retry import is_local, with_retries
 from feedline.warehouse.storage.whole_file import exchange
 
@@ -138,7 +147,7 @@ class OutputFolder:
 
     def _empty(self) -> None:
         filesystem, path = self._final.filesystem, self._final.path
-        infos = filesystem.get_file_info(pafs.FileSelector(path))
+        infos = list_folder(filesystem, path)
         for info in sorted(infos, key=lambda each: each.base_name not in (MARKER, ROOT_GROUP)):
             if info.base_name != UNFINISHED and info.path.rstrip("/") != path.rstrip("/"):
                 with suppress(FileNotFoundError):
@@ -202,11 +211,10 @@ def _check_contents(location: Location, name: str, *, overwrite: bool) -> None:
     replaces."""
     filesystem, path = location.filesystem, location.path
     with explain_errors(name, fetching=True):
-        kind = with_retries(lambda: filesystem.get_file_info(path), filesystem, name).type
+        kind = with_retries(lambda: info_of(filesystem, path), filesystem, name).type
         if kind == pafs.FileType.File:
             raise TableArgumentError(f"{name} is a file: expected a folder, or nothing there. Name another folder")
-        selector = pafs.FileSelector(path, allow_not_found=True)
-        infos = with_retries(lambda: filesystem.get_file_info(selector), filesystem, name)
+        infos = with_retries(lambda: list_folder(filesystem, path, allow_not_found=True), filesystem, name)
     names = sorted(info.base_name for info in infos if info.path.rstrip("/") != path.rstrip("/"))
     if not names:
         return

@@ -35,7 +35,7 @@ from feedline.service.worker.worker_metrics import WORKER_METRICS
 ROOT = Path(__file__).resolve().parents[2]
 OF_ROLES = {"feeder": FEEDER_METRICS, "scheduler": SCHEDULER_METRICS, "worker": WORKER_METRICS}
 # Without a value in a run of a few seconds that goes well.
-RARE = {"feedline_cluster_wanted_workers", "feedline_worker_failed_blocks_total"}
+RARE = {"feedline_cluster_wanted_workers"}
 STEPS = 30
 
 
@@ -76,7 +76,6 @@ class WatchedRun:
     def series(self) -> dict[str, list[dict[str, str]]]:
         """The labels of each series, by metric."""
         found: dict[str, list[dict[str, str]]] = {name: [{}] for name in RARE | {"up"}}
-        found["feedline_worker_failed_blocks_total"] = [{"kind": "other"}]
         for families in self.scrapes.values():
             for name, family in families.items():
                 found.setdefault(name, []).extend(each.labels for each in family.samples if each.name == name)
@@ -84,8 +83,7 @@ class WatchedRun:
 
     @property
     def types(self) -> dict[str, str]:
-        found = {"feedline_worker_failed_blocks_total": "counter"}
-        return found | {name: family.type for each in self.scrapes.values() for name, family in each.items()}
+        return {name: family.type for each in self.scrapes.values() for name, family in each.items()}
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,15 @@ def count_block(sums: BlockStats, result: BlockResult, turnaround_s: float = 0.0
         sums.cached = (sums.cached or CacheCounts()) + result.cached
 
 
+# Those of `cluster.blame`, and a task that was killed. Each is counted from 0 on: of a counter that begins with its
+# first failure, a rate would not see that one.
+FAILURES = ("data", "unfit", "unknown", "transient", "other", "killed")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksComputed:
-    """Counts so far. running: blocks that are computed now. failed: attempts, by the kind of their failure."""
+    """Counts so far. running: blocks that are computed now. failed: attempts, by the kind of their failure (all of
+    `FAILURES`)."""
 
     sums: BlockStats
     running: int
@@ -42,7 +48,7 @@ class BlockCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums = BlockStats()
-        self._failed: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter(dict.fromkeys(FAILURES, 0))
         self._running = 0
 
     def begin(self) -> None:

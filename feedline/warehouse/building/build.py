@@ -41,7 +41,7 @@ from feedline.warehouse.parquet.writer import SUFFIX
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.content_store import get, has_locks, put
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import absolute, join, list_tree, locate, redact
+from feedline.warehouse.storage.locations import absolute, info_of, join, list_tree, locate, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 from feedline.warehouse.storage.retry import with_retries
 
@@ -148,7 +148,7 @@ def read_records(uri: str) -> dict[str, Record]:
     location, name = locate(uri), redact(uri)
     filesystem = location.filesystem
     with explain_errors(name):
-        kind = with_retries(lambda: filesystem.get_file_info(location.path), filesystem, name).type
+        kind = with_retries(lambda: info_of(filesystem, location.path), filesystem, name).type
         if kind == pafs.FileType.File:
             raise _foreign_error(name, "a file")
         infos = [] if kind == pafs.FileType.NotFound else list_tree(location)

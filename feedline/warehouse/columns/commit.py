@@ -20,7 +20,7 @@ from feedline.warehouse.discovery.column_log import FILES, ColumnLog, commit_nam
 from feedline.warehouse.optimize.landing import room_for
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.content_store import put
-from feedline.warehouse.storage.locations import Location, join, redact
+from feedline.warehouse.storage.locations import Location, delete_folder, join, list_folder, redact
 from feedline.warehouse.storage.retry import is_local
 
 HIDDEN = "_columns_writing"
@@ -85,9 +85,8 @@ def remove_orphans(location: Location, claim: Claim, log: ColumnLog | None) -> N
     """Remove column files of runs that were killed before their commit, as far as possible."""
     files = location.filesystem
     runs = {path[len(FILES) + 1 :].partition("/")[0] for path in (log.paths if log else ())}
-    selector = pafs.FileSelector(join(location.path, FILES), allow_not_found=True)
     with suppress(OSError, FeedlineError):
-        for info in files.get_file_info(selector):
+        for info in list_folder(files, join(location.path, FILES), allow_not_found=True):
             if info.type == pafs.FileType.Directory and info.base_name not in {*runs, claim.run}:
                 claim.check()
-                files.delete_dir(info.path)
+                delete_folder(files, info.path)

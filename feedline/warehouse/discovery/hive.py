@@ -49,6 +49,7 @@ from feedline.warehouse.storage.file_identity import Stamp, stamp_in, tag_in
 from feedline.warehouse.storage.locations import (
     Location,
     absolute,
+    info_of,
     is_uri,
     join,
     list_tree,
@@ -306,7 +307,7 @@ def _locate_existing(uri: str) -> Location | None:
 def _info(location: Location) -> pafs.FileInfo:
     files, name = location.filesystem, redact(location.uri)
     with explain_errors(name):
-        return with_retries(lambda: files.get_file_info(location.path), files, name, verb="listed")
+        return with_retries(lambda: info_of(files, location.path), files, name, verb="listed")
 
 
 def _folder(location: Location, apart: Mapping[str, str], pattern: str = "") -> _NamedFiles:

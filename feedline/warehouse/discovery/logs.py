@@ -15,7 +15,16 @@ import pyarrow.fs as pafs
 from feedline.errors import TableError
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition
 from feedline.warehouse.storage.faults import explain_errors, is_denied
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact, split_options, uri_on
+from feedline.warehouse.storage.locations import (
+    Location,
+    absolute,
+    infos_of,
+    join,
+    locate,
+    redact,
+    split_options,
+    uri_on,
+)
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 DELTA, ICEBERG, HUDI, SPARK_SINK = "_delta_log", "metadata/*.metadata.json", ".hoodie", "_spark_metadata"
@@ -119,7 +128,7 @@ def _log_in(location: Location, root: str, name: str) -> str | None:
     hidden, metadata = [join(root, mark) for mark in _HIDDEN], join(root, "metadata")
 
     def find_mark() -> str | None:
-        infos = filesystem.get_file_info([*hidden, metadata])
+        infos = infos_of(filesystem, [*hidden, metadata])
         exists = [info.type == pafs.FileType.Directory for info in infos]
         if True in exists[:-1]:
             return _HIDDEN[exists.index(True)]

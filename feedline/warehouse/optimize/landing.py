@@ -27,7 +27,16 @@ from feedline.warehouse.parquet.footer import key_value_metadata
 from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX
 from feedline.warehouse.storage.claim import Claim
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import absolute, join, list_tree, locate, redact, split_options
+from feedline.warehouse.storage.locations import (
+    absolute,
+    delete_folder,
+    info_of,
+    join,
+    list_tree,
+    locate,
+    redact,
+    split_options,
+)
 from feedline.warehouse.storage.parallel import in_threads
 from feedline.warehouse.storage.retry import is_local, with_retries
 from feedline.warehouse.storage.whole_file import exchange
@@ -120,7 +129,7 @@ class Target:
 
     def remove(self, path: str) -> None:
         if self.filesystem.get_file_info(path).type == pafs.FileType.Directory:
-            self.filesystem.delete_dir(path)
+            delete_folder(self.filesystem, path)
 
     def remove_partition(self, folder: str) -> None:
         """Delete a partition that the source no longer has, and folders thereby emptied."""
@@ -135,9 +144,7 @@ class Target:
     def notes_by_folder(self) -> dict[str, list[Note]]:
         """The notes of earlier runs' files by partition folder. Raises TableError if the target holds other files."""
         with explain_errors(redact(self.uri)):
-            kind = with_retries(
-                lambda: self.filesystem.get_file_info(self.root), self.filesystem, redact(self.uri)
-            ).type
+            kind = with_retries(lambda: info_of(self.filesystem, self.root), self.filesystem, redact(self.uri)).type
             if kind == pafs.FileType.File:
                 raise self._foreign_file_error("a file")
             infos = [] if kind == pafs.FileType.NotFound else list_tree(locate(self.uri))

@@ -20,7 +20,7 @@ import pyarrow.fs as pafs
 from feedline.dataclass import dataclass
 from feedline.errors import FeedlineError, StoreError, TableError
 from feedline.warehouse.storage.content_store import OBJECT_STORES, get, put
-from feedline.warehouse.storage.locations import Location, join, locate, redact
+from feedline.warehouse.storage.locations import Location, delete_folder, join, list_folder, locate, redact
 from feedline.warehouse.storage.parallel import interruptible
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -55,7 +55,7 @@ class Claim:
         location = self.location
         put(location, self._claim, [self.run.encode()])
         paths = {join(location.path, each) for each in (self._claim, self._own)}
-        for info in location.filesystem.get_file_info(pafs.FileSelector(join(location.path, self.hidden))):
+        for info in list_folder(location.filesystem, join(location.path, self.hidden)):
             if info.path not in paths:
                 with suppress(FileNotFoundError):  # its tasks may end meanwhile
                     delete(location.filesystem, info)
@@ -112,13 +112,13 @@ class Claim:
         hidden = join(root, self.hidden)
         with suppress(OSError, FeedlineError):
             if self.holder() == self.run:
-                filesystem.delete_dir(hidden)
+                delete_folder(filesystem, hidden)
                 return
         with suppress(OSError, FeedlineError):
-            filesystem.delete_dir(join(root, self._own))
+            delete_folder(filesystem, join(root, self._own))
         with suppress(OSError, FeedlineError):
-            if not filesystem.get_file_info(pafs.FileSelector(hidden, allow_not_found=True)):
-                filesystem.delete_dir(hidden)
+            if not list_folder(filesystem, hidden, allow_not_found=True):
+                delete_folder(filesystem, hidden)
 
     @property
     def _claim(self) -> str:
@@ -132,7 +132,7 @@ class Claim:
 def delete(filesystem: pafs.FileSystem, info: pafs.FileInfo) -> None:
     """Delete a file, or a folder with all that it holds."""
     if info.type == pafs.FileType.Directory:
-        filesystem.delete_dir(info.path)
+        delete_folder(filesystem, info.path)
     else:
         filesystem.delete_file(info.path)
 

@@ -27,6 +27,8 @@ _ENCRYPTED = re.compile(r"decrypt|encrypted", re.IGNORECASE)
 # The stores' names for failures: AWS uses the SDK's, Google gRPC's, Azure its own.
 _NAMED = re.compile(r"AWS Error (\w+)|google::cloud::Status\((\w+)|Azure Error: \[(\w+)\]")
 _STATUS = re.compile(r"HTTP status (-?\d+)|Azure Error: \[\w*\] (\d{3})\b")
+# Of Azure's client without an answer: a connection that broke, or was never made. With one a status follows.
+_AZURE_TRANSPORT = re.compile(r"Azure Error: \[\] (?!\d{3}\b)(?!.*(?:resolve|certificate|SSL))", re.DOTALL)
 _CURL = re.compile(r"curlCode: (\d+)")
 _THROTTLED = {
     *("SLOW_DOWN", "THROTTLING", "TOO_MANY_REQUESTS", "BANDWIDTH_LIMIT_EXCEEDED", "REQUEST_LIMIT_EXCEEDED"),
@@ -101,6 +103,7 @@ def outlook(error: BaseException) -> Outlook:
     if names & _TRANSIENT or status in _TRANSIENT_STATUS:
         return Outlook.TRANSIENT
     passing = isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO
+    passing |= _AZURE_TRANSPORT.search(text) is not None
     passing |= any(cls.__name__ in _TRANSIENT_CLASSES for cls in type(error).__mro__)
     return Outlook.TRANSIENT if passing else Outlook.FINAL
 

@@ -36,6 +36,7 @@ from feedline.warehouse.storage.retry import is_local
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "Content-MD5", "blob_id")
 _TAGS_OF_TIME = ("Last-Modified", "LastModified", "last_modified", "last_write_time")
 _COMPARED = ("bytes", "mtime_ns", "etag", "footer_digest")
+_TELL_TAGS = {"s3", "abfs", "gcs"}  # pyarrow's filesystems that say a tag, of an open file alone
 _MARK = "seen "  # begins what stands in place of a tag where nobody can tell files apart
 _SECOND_NS = 10**9
 CLOCK_GRAIN_NS = 2 * _SECOND_NS  # the coarsest time resolution of file systems in use
@@ -75,19 +76,20 @@ def stamp_in(info: pafs.FileInfo) -> Stamp:
 
 def stamp_at(filesystem: pafs.FileSystem, path: str) -> Stamp:
     """The stamp of a file, by one request. Raises FileNotFoundError, and what the store raises."""
-    if filesystem.type_name == "s3":  # says no tag of a file that is not opened
+    if filesystem.type_name in _TELL_TAGS:
         with filesystem.open_input_file(path) as source:
             return stamp_of(filesystem, path, source)
     return _stamp(filesystem, path)
 
 
 def stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> Stamp:
-    """The stamp of an open file: from the answer to its opening (S3), else by another request."""
+    """The stamp of an open file: from the answer to its opening (S3, Azure, GCS), else by another request."""
     facts = {} if is_local(filesystem) or _handler(filesystem) is not None else source.metadata() or {}
     tag = _plain(next((facts[name].decode() for name in ("ETag", "Etag", "etag") if facts.get(name)), ""))
-    if tag and "Last-Modified" in facts:
+    written = facts.get("Last-Modified") or facts.get("timeCreated")  # GCS: as in its listings, with a zone
+    if tag and written:
         with suppress(ValueError):
-            time = np.datetime64(facts["Last-Modified"].decode().rstrip("Z"), "ns")
+            time = np.datetime64(written.decode().removesuffix("Z").removesuffix("+00:00"), "ns")
             return Stamp(source.size(), int(time.astype(np.int64)), tag)
     stamp = _stamp(filesystem, path)
     return Stamp(stamp.size_bytes, stamp.mtime_ns, tag or stamp.tag)

@@ -14,6 +14,7 @@ import importlib
 import os
 import re
 import threading
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
@@ -37,6 +38,12 @@ CONNECT_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 20.0
 # Google's client retries by itself, by default for minutes.
 _GCS_RETRY_S = 10
+# What Azure's own tools read an account's key or signature from. pyarrow takes them from arguments alone, and ours come
+# from no URI. Without them it asks for a token: of a service principal, a managed identity, `az login`.
+_AZURE_KEYS = {
+    "account_key": ("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
+    "sas_token": ("AZURE_STORAGE_SAS_TOKEN",),
+}
 # Options of an S3 URI that `S3FileSystem` has no argument for: such a URI keeps the filesystem that pyarrow makes.
 _S3_URI_ONLY = re.compile(r"[?&](tls_verify_certificates|tls_ca_dir_path|smart_defaults)=")
 
@@ -158,6 +165,12 @@ def _with_limits(uri: str) -> tuple[pafs.FileSystem, str]:
             "allow_delayed_open": True,  # a small object is one PUT, not three requests
         }
         filesystem = make({**options, **limits})
+    if scheme in ("abfs", "abfss") and "credential_kind=" not in uri:
+        make, (options,) = filesystem.__reduce__()
+        if os.environ.get("AZURE_STORAGE_ACCOUNT") in (None, "", options["account_name"]):
+            # one of the two, as pyarrow takes no more
+            keys = [(name, os.environ[of]) for name, names in _AZURE_KEYS.items() for of in names if os.environ.get(of)]
+            filesystem = make({**options, **dict(keys[:1])})
     return filesystem, path
 
 
@@ -281,6 +294,8 @@ def _list_folder(filesystem: pafs.FileSystem, path: str, name: str) -> list[pafs
     except Exception as error:
         if outlook(error) is Outlook.FINAL:
             raise
+    if filesystem.type_name == "gcs":  # lists no folders by which to divide; Google's client repeats a page itself
+        return with_retries(lambda: _file_infos(filesystem, path, recursive=True), filesystem, name, verb="listed")
     infos = with_retries(lambda: _file_infos(filesystem, path, recursive=False), filesystem, name, verb="listed")
     folders = [info for info in infos if info.type == pafs.FileType.Directory]
     for folder in folders:
@@ -291,3 +306,54 @@ def _list_folder(filesystem: pafs.FileSystem, path: str, name: str) -> list[pafs
 def _file_infos(filesystem: pafs.FileSystem, path: str, *, recursive: bool) -> list[pafs.FileInfo]:
     infos: list[pafs.FileInfo] = filesystem.get_file_info(pafs.FileSelector(path, recursive=recursive))
     return infos
+
+
+def list_folder(filesystem: pafs.FileSystem, path: str, *, allow_not_found: bool = False) -> list[pafs.FileInfo]:
+    """The files and folders in a folder, in no particular order. Raises what the filesystem raises.
+
+    pyarrow's GCS lists only folders that an empty object marks, which few writers leave: there all files below are
+    listed, and the folders are those of their names.
+    """
+    virtual = filesystem.type_name == "gcs"
+    selector = pafs.FileSelector(path, recursive=virtual, allow_not_found=allow_not_found)
+    infos: list[pafs.FileInfo] = filesystem.get_file_info(selector)
+    if not virtual:
+        return infos
+    # of b/t: b/t/, b/t/ds=1/a.parquet, b/t/b.parquet -> b/t/b.parquet, and the folder b/t/ds=1
+    root = path.rstrip("/") + "/"
+    names = [info.path[len(root) :].partition("/") for info in infos]
+    is_inner = [slash or info.type == pafs.FileType.Directory for info, (_, slash, _) in zip(infos, names, strict=True)]
+    files = [info for info, inner in zip(infos, is_inner, strict=True) if not inner]
+    folders = {name for (name, _, _), inner in zip(names, is_inner, strict=True) if inner and name}
+    return files + [pafs.FileInfo(root + name, pafs.FileType.Directory) for name in sorted(folders)]
+
+
+def infos_of(filesystem: pafs.FileSystem, paths: list[str]) -> list[pafs.FileInfo]:
+    """What is at each of some paths. Raises what the filesystem raises.
+
+    pyarrow's GCS takes a folder that it fails to list for a missing one, so what is missing is listed again there: that
+    raises the failure.
+    """
+    infos: list[pafs.FileInfo] = filesystem.get_file_info(paths)
+    if filesystem.type_name != "gcs":
+        return infos
+    return [
+        pafs.FileInfo(info.path, pafs.FileType.Directory)
+        if info.type == pafs.FileType.NotFound and list_folder(filesystem, info.path, allow_not_found=True)
+        else info
+        for info in infos
+    ]
+
+
+def info_of(filesystem: pafs.FileSystem, path: str) -> pafs.FileInfo:
+    """What is at a path, as `infos_of`."""
+    return infos_of(filesystem, [path])[0]
+
+
+def delete_folder(filesystem: pafs.FileSystem, path: str) -> None:
+    """Delete a folder and all that it holds; one that is missing is none.
+
+    pyarrow's GCS deletes the files, and then fails where no empty object marks the folder.
+    """
+    with suppress(FileNotFoundError):
+        filesystem.delete_dir(path)

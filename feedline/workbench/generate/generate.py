@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import typer
@@ -22,10 +21,10 @@ from dask.delayed import delayed
 from feedline.commands.pipeline_arguments import complete_words
 from feedline.commands.progress_line import ProgressLine
 from feedline.dataclass import dataclass
-from feedline.errors import SpecError, TableArgumentError
+from feedline.errors import SpecError, TableArgumentError, TableError
 from feedline.progress import report_progress
 from feedline.warehouse.storage.claim import Claim
-from feedline.warehouse.storage.locations import absolute, join, redact
+from feedline.warehouse.storage.locations import absolute, delete_folder, info_of, join, list_folder, locate, redact
 from feedline.workbench.generate.clicks import ClickFile, ClickRecipe
 from feedline.workbench.generate.daily_table import GeneratedFile
 from feedline.workbench.generate.listens import ListenFile, ListenRecipe, events_before
@@ -132,7 +131,7 @@ def _generate_table(
     claim.take()
     try:
         for entry in earlier:
-            filesystem.delete_dir(entry.path)
+            delete_folder(filesystem, entry.path)
         write = delayed(_write_files, pure=False)
         tasks = [write(claim, recipe, day, number) for day in range(recipe.days) for number in range(recipe.parts(day))]
         options: dict[str, Any] = {} if threads is None else {"scheduler": "threads", "num_workers": threads}
@@ -241,20 +240,20 @@ def _open_target(uri: str) -> tuple[pafs.FileSystem, str]:
     if not uri:
         raise SpecError("The table's location is empty: got '', expected a folder's path or a URI.")
     try:
-        filesystem, root = pafs.FileSystem.from_uri(uri) if "://" in uri else (pafs.LocalFileSystem(), uri)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise TableArgumentError(f"{uri} cannot hold a table: {error}") from error
-    return filesystem, root.rstrip("/")
+        location = locate(absolute(uri))
+    except TableError as error:
+        raise TableArgumentError(f"{redact(uri)} cannot hold a table: {error}") from error
+    return location.filesystem, location.path.rstrip("/")
 
 
 def _replaceable(
     filesystem: pafs.FileSystem, root: str, uri: str, tables: Collection[str], *, overwrite: bool
 ) -> list[pafs.FileInfo]:
     """What the target, or each of the `tables` in it, holds of an earlier run. Raises TableArgumentError otherwise."""
-    kind = filesystem.get_file_info(root).type
+    kind = info_of(filesystem, root).type
     if kind == pafs.FileType.File:
         raise TableArgumentError(f"The table's location is a file: got {uri}, expected an empty or missing folder.")
-    entries = filesystem.get_file_info(pafs.FileSelector(root)) if kind == pafs.FileType.Directory else []
+    entries = list_folder(filesystem, root) if kind == pafs.FileType.Directory else []
     if entries and not overwrite:
         raise TableArgumentError(
             f"The table's location is not empty: {uri} holds {len(entries)} entries. Choose another, or overwrite it."
@@ -263,7 +262,7 @@ def _replaceable(
     partitions = entries
     if tables:
         _refuse(uri, entries, lambda name: name in tables, f"none of {', '.join(tables)}")
-        partitions = [each for entry in entries for each in filesystem.get_file_info(pafs.FileSelector(entry.path))]
+        partitions = [each for entry in entries for each in list_folder(filesystem, entry.path)]
     _refuse(uri, partitions, lambda name: name.startswith("ds="), "no ds= partition")
     return entries
 

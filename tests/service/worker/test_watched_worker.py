@@ -8,6 +8,7 @@ import signal
 import urllib.request
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import get_args
 
 import dask
 import pytest
@@ -17,6 +18,7 @@ from pipelines import eventually
 
 from feedline.config.cluster_section import ClusterSpec
 from feedline.config.monitoring_section import MetricsSpec
+from feedline.service.cluster.blame import Kind
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.request import ClusterRequest
 from feedline.service.monitoring.block_counts import BlockCounts
@@ -126,5 +128,6 @@ def test_counts_are_samples():
         ("transform",): 0.5,
         ("encode",): 0.25,
     }
-    assert samples["feedline_worker_failed_blocks_total"] == {("data",): 1}
+    kinds = {*get_args(Kind), "killed"}
+    assert samples["feedline_worker_failed_blocks_total"] == {(kind,): int(kind == "data") for kind in kinds}
     assert samples["feedline_worker_serving"] == {(): 1.0}

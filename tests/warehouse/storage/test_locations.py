@@ -18,7 +18,17 @@ from feedline import Table
 from feedline.errors import TableChangedError
 from feedline.warehouse.reading.read import ReadRequest, read_arrow
 from feedline.warehouse.selection.select import plan_fragments, screen_rows
-from feedline.warehouse.storage.locations import Location, locate, real_name, uri_on
+from feedline.warehouse.storage import retry
+from feedline.warehouse.storage.locations import (
+    Location,
+    delete_folder,
+    info_of,
+    list_folder,
+    list_tree,
+    locate,
+    real_name,
+    uri_on,
+)
 
 
 @pytest.mark.parametrize(
@@ -197,3 +207,110 @@ def test_links_have_the_real_name_of_what_they_lead_to(tmp_path: Path):
     (tmp_path / "link").symlink_to("real")
     assert real_name(str(tmp_path / "link/gone.parquet")) == str(tmp_path / "real/gone.parquet")
     assert real_name("s3://warehouse/clicks") != real_name("s3://warehouse/views")
+
+
+# -- stores as pyarrow shows them -------------------------------------------------------------------------------------
+
+
+class VirtualFolders:
+    """pyarrow's GCS with objects of these names. A name that ends with a slash marks a folder.
+
+    failures: how many of the next listings fail.
+    """
+
+    type_name = "gcs"
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.failures = list(names), 0
+
+    def get_file_info(self, where: Any) -> list[pafs.FileInfo]:
+        if isinstance(where, list):
+            return [pafs.FileInfo(path, self._type(path)) for path in where]
+        self._fail()
+        root = where.base_dir + "/"
+        found = [name for name in self.names if name.startswith(root)]
+        shown = [name for name in found if where.recursive or "/" not in name[len(root) : -1]]
+        return [pafs.FileInfo(name, self._type(name)) for name in shown if name != root]
+
+    def delete_dir(self, path: str) -> None:
+        marked = f"{path}/" in self.names
+        self.names = [name for name in self.names if not name.startswith(path + "/")]
+        if not marked:
+            raise FileNotFoundError(path)
+
+    def _type(self, path: str) -> pafs.FileType:
+        if path in self.names:
+            return pafs.FileType.Directory if path.endswith("/") else pafs.FileType.File
+        try:
+            self._fail()
+        except OSError:  # so it does
+            return pafs.FileType.NotFound
+        is_folder = any(name.startswith(path + "/") for name in self.names)
+        return pafs.FileType.Directory if is_folder else pafs.FileType.NotFound
+
+    def _fail(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("google::cloud::Status(UNAVAILABLE: Service Unavailable)")
+
+
+OBJECTS = ("b/t/", "b/t/ds=1/a.parquet", "b/t/ds=1/k=2/a.parquet", "b/t/ds=2/", "b/t/note")
+
+
+def test_folders_that_only_names_of_files_have_are_listed():
+    store = VirtualFolders(*OBJECTS, "b/tables/a")
+    listed = {info.path: info.type for info in list_folder(store, "b/t")}
+    folder = pafs.FileType.Directory
+    assert listed == {"b/t/ds=1": folder, "b/t/ds=2": folder, "b/t/note": pafs.FileType.File}
+
+
+def test_a_listing_that_failed_has_all_folders(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retry, "POLICY", retry.RetryPolicy(first_s=0, longest_s=0))
+    store = VirtualFolders(*OBJECTS)
+    store.failures = 2
+    paths = {info.path for info in list_tree(Location("gs://b/t", store, "b/t"))}
+    assert paths == set(OBJECTS[1:])
+
+
+def test_a_folder_whose_listing_fails_is_not_missing():
+    store = VirtualFolders(*OBJECTS)
+    assert info_of(store, "b/t/ds=1").type == pafs.FileType.Directory
+    assert info_of(store, "b/t/ds=3").type == pafs.FileType.NotFound
+    store.failures = 2
+    with pytest.raises(OSError, match="UNAVAILABLE"):
+        info_of(store, "b/t/ds=1")
+
+
+@pytest.mark.parametrize("folder", ["b/t/ds=1", "b/t/ds=2", "b/t/ds=3"])
+def test_a_folder_is_deleted_whether_an_object_marks_it_or_not(folder: str):
+    store = VirtualFolders(*OBJECTS)
+    delete_folder(store, folder)
+    assert store.names == [name for name in OBJECTS if not name.startswith(folder)]
+
+
+AZURE = "abfs://box@account.dfs.core.windows.net/t?blob_storage_authority=127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"AZURE_STORAGE_KEY": "a2V5"}, ("a2V5", "")),
+        ({"AZURE_STORAGE_ACCOUNT_KEY": "a2V5", "AZURE_STORAGE_SAS_TOKEN": "sig=x"}, ("a2V5", "")),
+        ({"AZURE_STORAGE_SAS_TOKEN": "sig=x"}, ("", "sig=x")),
+        ({"AZURE_STORAGE_KEY": "a2V5", "AZURE_STORAGE_ACCOUNT": "account"}, ("a2V5", "")),
+        ({"AZURE_STORAGE_KEY": "a2V5", "AZURE_STORAGE_ACCOUNT": "another"}, ("", "")),
+        ({}, ("", "")),
+    ],
+)
+def test_the_key_of_an_azure_account_comes_from_the_environment(
+    environment: dict[str, str], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("KEY", "ACCOUNT_KEY", "SAS_TOKEN", "ACCOUNT"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    locate.cache_clear()
+    _, (options,) = locate(AZURE).filesystem.__reduce__()
+    locate.cache_clear()
+    assert (options["account_key"], options["sas_token"]) == expected
+    assert options["blob_storage_authority"] == "127.0.0.1:1"
