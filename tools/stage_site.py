@@ -25,6 +25,10 @@ PICTURES = (".png", ".svg")
 _FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+_PICTURE = re.compile(  # the dark one, the light one, and the words in their place
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
+    r'<img src="([^"]+)" alt="([^"]+)">\s*</picture>'
+)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
@@ -83,7 +87,9 @@ def _code(indent: str, first: str, lines: str) -> str:
 
 
 def in_dialect(text: str) -> str:
-    """Text with an empty line between a paragraph and a list that follows it."""
+    """Text with an empty line between a paragraph and a list that follows it, and pictures in the site's scheme, not in
+    the browser's."""
+    text = _PICTURE.sub(r"![\3](\2#only-light) ![\3](\1#only-dark)", text)
     lines: list[str] = []
     for line in text.splitlines(keepends=True):
         before = lines[-1] if lines else "\n"

@@ -10,6 +10,8 @@ import doctest
 import gc
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -318,6 +320,13 @@ def test_every_answer_names_a_module():
     for place in re.findall(r"`([a-z_/]+)`", " ".join(rows)):
         path = ROOT / "feedline" / place
         assert path.is_dir() if place.endswith("/") else path.with_suffix(".py").is_file(), place
+
+
+def test_pictures_are_those_that_the_tool_draws(tmp_path: Path):
+    subprocess.run([sys.executable, ROOT / "tools" / "pictures.py", tmp_path], check=True)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert len(drawn) == 2
+    assert drawn == {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "images").glob("*.svg")}
 
 
 def test_the_index_has_a_line_for_each_page():
