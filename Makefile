@@ -15,6 +15,7 @@
 #   make release VERSION=0.2.0   checks, changelog, version, wheel, bill of materials, commit and tag; pushes nothing
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times, and those of benchmarks,
 #                       examples, the wheel, frameworks, a browser, the code on the pages of docs/
+#   make docs     build the site of the documentation in build/site, warnings are errors
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make targets  measure the speed targets of docs/performance.md (BENCH_ARGS="..." is passed on)
@@ -46,7 +47,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --co
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean test-asan coverage-native
+.PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean test-asan coverage-native docs
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -150,6 +151,12 @@ release: install
 test-nightly: install
 	$(BIN)/python -m pytest $(PROCESSES) -o faulthandler_timeout=600 --hypothesis-profile nightly \
 	  -m "$(NIGHTLY)" $(PYTEST_ARGS) $(TESTS)
+
+# Packages that only this needs; constraints.txt has their versions.
+docs: install
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) mkdocs-material mkdocstrings-python
+	$(BIN)/python tools/stage_site.py build
+	PYTHONPATH=$$PWD NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file build/mkdocs.yml
 
 lint: lint-style lint-format lint-types
 

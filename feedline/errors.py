@@ -1,8 +1,16 @@
 """Define Feedline's errors, by what a caller would do about them.
 
 Every error is a `FeedlineError` and also the built-in that a caller would catch. A message reads
-"<thing> <rule broken>: got X, expected Y. <remedy>". Errors pickle with their message alone, so that they cross from a
+`<thing> <rule broken>: got X, expected Y. <remedy>`. Errors pickle with their message alone, so that they cross from a
 Dask worker to the feeder and from the feeder to the trainer unchanged (`from_wire`).
+
+Examples:
+    >>> try:
+    ...     Table("warehouse/nothing").read()
+    ... except FileNotFoundError as error:
+    ...     assert isinstance(error, errors.TableNotFoundError)
+    ...     isinstance(error, errors.FeedlineError)
+    True
 """
 
 from __future__ import annotations

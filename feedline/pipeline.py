@@ -58,7 +58,21 @@ Snapshots: TypeAlias = Snapshot | Sequence[Snapshot]
 
 
 class Pipeline:
-    """A pipeline.yaml, resolved against the op registry, and against its table when needed."""
+    """A pipeline.yaml, resolved against the op registry, and against its table when needed.
+
+    `spec`: its content, as `from_yaml` and `from_dict` read it. `snapshot` of its methods: of the table, or those of
+    all sources (default: a new one). `map` of its methods: computes a function of each element of a list, in order
+    (default: in threads of this process).
+
+    Examples:
+        >>> pipeline = Pipeline.from_yaml("pipeline.yaml", set={"batch.size": 512})
+        >>> batch = next(pipeline.batches(rank=1, world_size=2))
+        >>> batch.epoch, batch.step, batch.rows
+        (0, 0, 512)
+        >>> row = {"dense_0": 1.5, "ts": datetime(2026, 1, 1, 12), "id_0": 17, "hist_0": [5, 6, 7]}
+        >>> pipeline.transform(row)["history"].lengths
+        array([3], dtype=int32)
+    """
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
@@ -84,7 +98,8 @@ class Pipeline:
     # -- planning -------------------------------------------------------------------------------------------------
 
     def of_source(self, name: str) -> Pipeline:
-        """The pipeline of one of `sources` alone, with its rows of a step as the batch size."""
+        """The pipeline of the one of `sources` with this name, with its rows of a step as the batch size. Raises
+        SpecError for an unknown one."""
         return Pipeline(self.spec.for_source(name))
 
     def snapshot(self, *, map: Map | None = None) -> Snapshot:
@@ -133,8 +148,9 @@ class Pipeline:
     ) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
-        With `fit: auto`, `workers` fit what is missing (default: threads of this process). plans: of the pipeline's
-        other ranks in this process; the same plan is returned, not made again.
+        job: names the start that the ranks agree on. With `fit: auto`, `workers` fit what is missing (default: threads
+        of this process). plans: of the pipeline's other ranks in this process; the same plan is returned, not made
+        again.
 
         Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
         """
@@ -303,11 +319,11 @@ class Pipeline:
         workers: Workers | None = None,
         map: Map | None = None,
     ) -> MaterializeReport:
-        """Write the features of all selected rows, in the table's order, into a folder or URI: zarr or Parquet.
+        """Write the features of all selected rows, in the table's order, into a folder or URI, `out`.
 
-        overwrite: replace what an earlier call wrote there. workers: where to compute (default: threads of this
-        process). Raises SpecError, also for a folder that holds anything else, TableError where it cannot be written,
-        and what blocks raise; then OUT is as it was, or lacks its marker.
+        format: "zarr" or "parquet". overwrite: replace what an earlier call wrote there. workers: where to compute
+        (default: threads of this process). Raises SpecError, also for a folder that holds anything else, TableError
+        where it cannot be written, and what blocks raise; then OUT is as it was, or lacks its marker.
         """
         from feedline.materialize.write_plan import open_output, write_plan  # noqa: PLC0415 -- for this method alone
 

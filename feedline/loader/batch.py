@@ -37,11 +37,18 @@ class Batch(KeyedTensors):
 
     Tensors are views of shared memory that is reused once nothing refers to them: to keep a batch for more than a few
     steps, keep `batch.clone()`.
+
+    Examples:
+        >>> batch = next(Pipeline.from_yaml("pipeline.yaml", set={"batch.size": 512}).batches())
+        >>> batch.dense.dtype, batch.dense.shape
+        (torch.float32, torch.Size([512, 2]))
+        >>> batch["item"].shape, batch.sparse["history"].offsets.shape
+        (torch.Size([512]), torch.Size([513]))
     """
 
     @classmethod
     def over(cls, layout: SlotLayout, root: Buffer) -> Batch:
-        """The batch whose slot's bytes are `root`."""
+        """The batch in a slot with this layout and these bytes, `root`."""
         register_pipelineable(cls)
         header = read_header(layout, root)
         batch = cls(layout, header.epoch, header.step, header.rows, header.nbytes, root)

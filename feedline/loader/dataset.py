@@ -103,10 +103,20 @@ class FeedlineDataset(MeasuredDataset, IterableDataset[Batch]):
     the `DeviceMesh` (`mesh["dp"]`); `data_rank` and `data_world_size` are the same as numbers.
 
     `timeout`: seconds that a batch, or the plan, may take (default: any number, with a warning every half minute).
+    `features`: the names of a column group, where another process reads the others (default: all of pipeline.yaml).
     `sparse_features`: what `batch.sparse_features` holds for torchrec (default: all ids).
 
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError, FeederError, or BatchTimeoutError, which says what is late and why.
+
+    Examples:
+        >>> with FeedlineDataset("pipeline.yaml", set={"batch.size": 512}) as dataset:
+        ...     for batch in dataset:  # one iter() is one epoch
+        ...         state = dataset.state_dict(after=batch)
+        >>> batch.dense.shape
+        torch.Size([512, 2])
+        >>> state["epoch"], state["step"]  # where a run goes on that loads it
+        (1, 0)
     """
 
     def __init__(

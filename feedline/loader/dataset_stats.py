@@ -25,10 +25,14 @@ logger = logging.getLogger("feedline.verdict")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStats:
-    """Rows (including padding), batches and bytes since the first batch was requested; `wait_fraction` is the share of
-    time that the trainer waited for batches, `ring_fill` the share of slots that hold a batch for it now. `window` is
-    the number of blocks that the feeder may have in flight now, `window_reason` what decided it (0, "": not yet).
-    `cached` is what the feeder's blocks found in the cache (None: no cache, or no block yet)."""
+    """What a dataset received since its first batch was requested, and how long it waited.
+
+    rows, batches, nbytes: received in `seconds`, padding included; rows_per_s: rows / seconds. wait_s: seconds in which
+    the trainer waited for batches; wait_fraction: their share. ring_fill: the share of slots that hold a batch for it
+    now; ring_bytes: the memory of all slots. feeders: how many have served it, more than one if some died. window: the
+    number of blocks that the feeder may have in flight now; window_reason: what decided it (0, "": not yet). cached:
+    what the feeder's blocks found in the cache (None: no cache, or no block yet).
+    """
 
     rows: int
     batches: int
@@ -46,7 +50,7 @@ class DatasetStats:
 
     @classmethod
     def of(cls, feed: FeederClient, *, rows: int, start_s: float | None) -> Self:
-        """The statistics as of now. start_s: when the first batch was requested."""
+        """The statistics of a connection, `feed`, as of now, with its rows. start_s: when the first was requested."""
         feed.refresh()
         counts, work = feed.stats, feed.reports.stats
         seconds = time.perf_counter() - start_s if start_s is not None else 0.0
@@ -89,7 +93,7 @@ class MeasuredDataset:
         return samples.verdict(self._spec, cores=available_cores())
 
     def headspace(self, batch: Batch, *, steps: int = 20) -> Headspace[Batch]:
-        """Iterate over this batch again and again, to measure the trainer without a loader: `rows_per_s` and `gain` of
+        """Iterate over this batch `steps` times, to measure the trainer without a loader: `rows_per_s` and `gain` of
         the result, the most that any loader could give. Position and state of the dataset stay as they are."""
         from feedline.loader.limits.trainer_verdict import Headspace  # noqa: PLC0415 -- most runs never ask
 

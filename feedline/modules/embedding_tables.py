@@ -28,6 +28,11 @@ class DedupEmbeddingBag(torch.nn.EmbeddingBag):
     feature's weights are the `per_sample_weights`, which need mode="sum". With `expand=False` the result is that of
     the feature's own rows, [U, D], for `expand_rows` after further layers. scale_grad_by_freq counts an id as often as
     the batch holds it, which unique rows do not know: it is refused for them.
+
+    Examples:
+        >>> lists = Sparse(torch.tensor([7, 8, 9]), torch.tensor([2, 0, 1]), torch.tensor([0, 2, 2, 3]))
+        >>> DedupEmbeddingBag(10, 4, mode="sum")(lists).shape
+        torch.Size([3, 4])
     """
 
     def forward(
@@ -78,6 +83,11 @@ class DedupEmbedding(torch.nn.Embedding):
     values [U] or [U, K]) the result is [B, D] or [B, K, D], with `expand=False` [U, D] or [U, K, D]. Of a feature of
     lists it is a feature of the same type whose values are the embeddings [V, D] of the ids: of unique rows if it is
     deduplicated, for `DedupSequenceEncoder` or for `.expand()`.
+
+    Examples:
+        >>> batch = next(Pipeline.from_yaml("pipeline.yaml", set={"batch.size": 512}).batches())
+        >>> DedupEmbedding(batch.schema["item"].num_embeddings, 4)(batch["item"]).shape
+        torch.Size([512, 4])
     """
 
     def forward(self, input: Any, *, expand: bool = True) -> Any:

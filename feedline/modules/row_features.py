@@ -35,6 +35,15 @@ def expand_rows(unique: torch.Tensor, feature: Any) -> torch.Tensor:
 
     feature: a feature or a group of a batch. `unique` itself if its rows are not deduplicated, so that a model which
     calls this runs on both kinds of batch. The gradient of a unique row is the sum over the rows that repeat it.
+
+    Examples:
+        >>> lists = InverseSparse(
+        ...     torch.tensor([7, 8, 9]), torch.tensor([2, 1]), torch.tensor([0, 2, 3]), None, torch.tensor([0, 0, 1])
+        ... )
+        >>> expand_rows(torch.tensor([[1.0], [2.0]]), lists)
+        tensor([[1.],
+                [1.],
+                [2.]])
     """
     inverse = inverse_of(feature)
     if inverse is None:

@@ -37,9 +37,10 @@ class _Padding(NamedTuple):
 class DedupSequenceEncoder(torch.nn.Module):
     """Transformer layers over each list of a feature, pooled to one row: [B, D], computed once per unique row.
 
-    The arguments up to `bias` are those of `torch.nn.TransformerEncoderLayer`, num_layers apart. Parameters, states and
-    what is computed are those of a `torch.nn.TransformerEncoder` of num_layers of them (`layers.0.linear1.weight`): an
-    element attends to all elements of its list, with causal=True to itself and those before it.
+    d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, device and dtype are those
+    of `torch.nn.TransformerEncoderLayer`, of which there are num_layers. Parameters, states and what is computed are
+    those of a `torch.nn.TransformerEncoder` of num_layers of them (`layers.0.linear1.weight`): an element attends to
+    all elements of its list, with causal=True to itself and those before it.
 
     pooling: "mean", "sum", "first" or "last" element; an empty list gives zeros. positions: the first so many places of
     a list have a learned embedding each (`positions.weight`), which is added to the element first; later places share
@@ -49,6 +50,11 @@ class DedupSequenceEncoder(torch.nn.Module):
 
     Dropout is drawn once per unique row, and shared by the rows that repeat it; with dropout=0 results and gradients
     are those of the expanded feature.
+
+    Examples:
+        >>> lists = Sparse(torch.rand(3, 8), torch.tensor([2, 0, 1]), torch.tensor([0, 2, 2, 3]))
+        >>> DedupSequenceEncoder(d_model=8, nhead=2, pooling="last")(lists).shape
+        torch.Size([3, 8])
     """
 
     def __init__(
@@ -98,7 +104,7 @@ class DedupSequenceEncoder(torch.nn.Module):
         self.positions = torch.nn.Embedding(positions, d_model, device=device, dtype=dtype) if positions else None
 
     def forward(self, features: Any, *, expand: bool = True) -> torch.Tensor:
-        """Encode and pool the lists of a feature whose values are embeddings [V, D], as `DedupEmbedding` gives them.
+        """Encode and pool the lists of `features`, whose values are embeddings [V, D], as `DedupEmbedding` gives them.
 
         [B, D]; with `expand=False` a row per row of the feature, [U, D], for `expand_rows` after further layers.
         TypeError: no such feature. ValueError: embeddings of another width, or a weighted feature. RuntimeError: a list
@@ -189,6 +195,7 @@ class DedupSequenceEncoder(torch.nn.Module):
         return padded.index_select(0, torch.where(lengths > 0, element, len(values)))
 
     def extra_repr(self) -> str:
+        """What `print` shows of it, as torch's modules have it."""
         return f"pooling={self.pooling!r}, causal={self.causal}, max_length={self.max_length}"
 
 

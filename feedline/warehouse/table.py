@@ -34,7 +34,8 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 
 
 class Table:
-    """A Hive-partitioned Parquet table: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs` URIs.
+    """A Hive-partitioned Parquet table. `uri`: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs`
+    URIs.
 
     A folder with the log of a Delta Lake or Iceberg table is read as that: its newest state, or that at a `version`
     (delta), a `snapshot_id` (iceberg) or an ISO time `as_of` (both). `format`: hive, manifest, delta or iceberg, where
@@ -42,6 +43,10 @@ class Table:
 
     Every method raises TableNotFoundError if there is nothing to read, TableError for files that contradict each
     other, CorruptFileError naming the file, and ExpressionError for a `where` that does not fit the columns.
+
+    Examples:
+        >>> Table("warehouse/clicks").read(["clicked", "ds"], 'ds == "2026-01-02" and clicked == 1').schema.names
+        ['clicked', 'ds']
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class Table:
 
     @classmethod
     def from_manifest(cls, uri: str | os.PathLike[str]) -> Table:
-        """The table of the files in a manifest: a JSON list of paths, or a Parquet file with a column `path`."""
+        """The table of the files in a manifest, `uri`: a JSON list of paths, or Parquet with a column `path`."""
         return cls(uri, format="manifest")
 
     def __repr__(self) -> str:
@@ -89,7 +94,8 @@ class Table:
         sample: Sample | Mapping[str, Any] | None = None,
         split_rows: int = SPLIT_ROWS,
     ) -> Any:
-        """Open the rows that `where` selects as a Dask DataFrame of Arrow-typed columns, one partition per split.
+        """Open the rows that `where` selects as a Dask DataFrame of Arrow-typed columns, one partition per split:
+        about `split_rows` rows of one file.
 
         `sample`: a share of them, as in `read`.
         """
@@ -134,7 +140,8 @@ class Table:
 
         `where` may have `column in file("ids.parquet")`. `dry_run`: only find the rows. `caches`: folders of caches,
         from which the entries of files with such rows are removed. `verify`: look for the rows again, in the table, in
-        caches, and in `copies`, which are tables with the columns of `where`.
+        caches, and in `copies`, which are tables with the columns of `where`. `threads`: how many read and write
+        (default: one per core).
         """
         if not isinstance(self.uri, str) or any(value not in (None, "auto", "hive") for value in self._state.values()):
             raise TableError(f"delete changes the files of one folder: got {self!r}, expected Table(folder)")
@@ -163,7 +170,8 @@ class Table:
 
         `settings`: a value, or its fields as options, such as `cluster_by="session_id", order="popular"` (see
         `Settings.of`). Popular columns are those that runs of Feedline read most, from the usage record in `work_dir`.
-        `projection`: columns to compare the cost of reading. `map` runs the tasks (default: `threads` threads here).
+        `projection`: columns to compare the cost of reading. `map` runs the tasks (default: `threads` threads here),
+        within `memory_bytes` (default: half of the free memory).
         """
         layout = Settings.of(**options) if settings is None else replace(settings, **options)
         snapshot = self.snapshot()

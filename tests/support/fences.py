@@ -1,4 +1,8 @@
-"""Blocks of code in a page of the documentation."""
+"""Blocks of code in a page of the documentation.
+
+The words after ``` are the language, and `fragment` if the block is not run: of Python with a reason, as in
+"python fragment: it needs a GPU".
+"""
 
 from __future__ import annotations
 

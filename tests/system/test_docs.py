@@ -6,21 +6,32 @@ Each rule looks at all pages and names all that break it.
 from __future__ import annotations
 
 import ast
+import doctest
 import gc
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 from fences import FENCE, assert_printed
+from named_attributes import missing_names
 from pipelines import furnished
 from processes import ended_here
 from ruamel.yaml import YAML
 
+import feedline
+from feedline import modules
 from feedline.config import parse_spec
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.tensors.slot_tensors import InverseSparse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -73,7 +84,8 @@ def fences(page: str) -> tuple[Fence, ...]:
     found = []
     for match in FENCE.finditer(content):
         language, _, note = match[1].partition(" ")
-        assert note in ("", "fragment"), f"{page}: a fence says {note!r}"
+        form = r"fragment: \S.*" if language == "python" else "fragment"
+        assert not note or re.fullmatch(form, note), f"{page}: a fence says {note!r}"
         line = content.count("\n", 0, match.start(2)) + 1
         found.append(Fence(page=page, line=line, language=language, fragment=bool(note), text=match[2]))
     return tuple(found)
@@ -187,8 +199,26 @@ def test_examples_run_one_after_the_other(page: str, folder: Path):
     gc.collect()
 
 
+@pytest.mark.nightly
+def test_examples_of_docstrings_print_what_they_show(folder: Path):
+    """Those of the Python API, in the README's folder, with its names imported."""
+    owners = [getattr(feedline, name) for name in feedline.__all__ if name != "__version__"]
+    owners += [BatchSchema, *(getattr(modules, name) for name in modules.__all__)]
+    names = {"InverseSparse": InverseSparse, "datetime": datetime, "numpy": numpy, "torch": torch}
+    names |= {each: getattr(place, each) for place in (feedline, modules) for each in place.__all__}
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
+    for owner in owners:
+        examples = [each for each in finder.find(owner, globs=dict(names)) if each.examples]
+        assert examples, owner
+        for each in examples:
+            printed: list[str] = []
+            runner.run(each, out=printed.append)
+            assert not printed, "".join(printed)
+    gc.collect()
+
+
 def test_fragments_are_whole_statements():
-    for fence in [fence for page in WITH_FENCES for fence in fences(page) if fence.fragment]:
+    for fence in [fence for page in PAGES for fence in fences(str(page.relative_to(ROOT))) if fence.fragment]:
         if fence.language == "python":
             compile(fence.text, f"{fence.page}:{fence.line}", "exec", ast.PyCF_ONLY_AST)
         elif fence.language == "yaml":
@@ -197,8 +227,27 @@ def test_fragments_are_whole_statements():
             assert fence.language == "sh", f"{fence.page}:{fence.line}"
 
 
-def test_no_example_goes_untested():
-    """Python that is shown is run by this file, by another page's test, or said to be a fragment."""
+def test_fragments_use_names_that_exist():
+    fragments = [fence for page in PAGES for fence in shown(str(page.relative_to(ROOT)), "python") if fence.fragment]
+    assert not [f"{each.page}:{each.line}: {name}" for each in fragments for name in missing_names(each.text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("from feedline import Batch, Nothing", "feedline.Nothing"),
+        ("with FeedlineDataset('p', color=1) as data: pass", "FeedlineDataset(color)"),
+        ("for each in FeedlineDataset('p'): each.dense, each.sparce", "Batch.sparce"),
+        ("Pipeline.from_yaml('p').materialize('out', shape=1)", "Pipeline.materialize(shape)"),
+        ("report = Table('t').remove('a == 1')", "Table.remove"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_found(text: str, missing: str):
+    assert list(missing_names(text)) == [missing]
+
+
+def test_no_python_goes_untested():
+    """It is run by this file, by another page's test, or is a fragment with a reason."""
     elsewhere = (
         "docs/pipeline.md",
         "docs/ops.md",
@@ -210,7 +259,7 @@ def test_no_example_goes_untested():
     )
     pages = [str(page.relative_to(ROOT)) for page in PAGES]
     others = [page for page in pages if page not in (*WITH_FENCES, *elsewhere) and "/coming-from/" not in page]
-    assert not [page for page in others if shown(page, "python")]
+    assert not [page for page in others if any(not fence.fragment for fence in shown(page, "python"))]
 
 
 def test_commands_of_shell_examples_are_feedline_make_or_an_installation():
@@ -272,6 +321,13 @@ def test_every_answer_names_a_module():
     for place in re.findall(r"`([a-z_/]+)`", " ".join(rows)):
         path = ROOT / "feedline" / place
         assert path.is_dir() if place.endswith("/") else path.with_suffix(".py").is_file(), place
+
+
+def test_pictures_are_those_that_the_tool_draws(tmp_path: Path):
+    subprocess.run([sys.executable, ROOT / "tools" / "pictures.py", tmp_path], check=True)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert len(drawn) == 2
+    assert drawn == {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "images").glob("*.svg")}
 
 
 def test_the_index_has_a_line_for_each_page():

@@ -230,6 +230,34 @@ def test_numbers_are_those_of_the_code():
     assert not wrong, "\n".join(wrong)
 
 
+def section(page: str, fragment: str) -> str:
+    """The words of a page's section, up to the next heading of its level."""
+    parts = re.split(r"^(#+) (.*)$", FENCE.sub("", text(page)), flags=re.MULTILINE)
+    headings = list(zip(parts[1::3], parts[2::3], parts[3::3], strict=True))
+    [start] = [place for place, (_, name, _) in enumerate(headings) if anchor(name) == fragment]
+    level = len(headings[start][0])
+    after = [place for place, (marks, _, _) in enumerate(headings) if place > start and len(marks) <= level]
+    return " ".join(" ".join(body for _, _, body in headings[start : (after or [None])[0]]).split())
+
+
+def anchor(heading: str) -> str:
+    """The fragment that points at a heading, as on GitHub."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_decisions_have_figures_of_the_sections_that_they_name():
+    rows = re.findall(
+        r"^\| [^|]+\| [^|]+\| ([^|]+) \| \[[^]]+\]\(([\w.-]+)#([\w-]+)\) \|$", text("docs/choosing.md"), re.MULTILINE
+    )
+    assert len(rows) == text("docs/choosing.md").count("\n| ") - 3  # headings
+    for measured, page, fragment in rows:
+        there, figures = section(f"docs/{page}", fragment), re.findall(r"\d[\d.,]*\d|\d", measured)
+        assert figures, measured
+        assert not [each for each in figures if not re.search(rf"(?<![\d.,]){re.escape(each)}(?![\d])", there)], (
+            measured
+        )
+
+
 def test_the_readme_has_the_ratios_of_the_performance_page():
     rows = re.findall(r"^\| `(\w+)[^|]*\| ([^|]*) \|", text("README.md").split("## Performance")[1], re.MULTILINE)
     shapes = text("docs/performance.md").split("**All shapes**")[1].split("## Short epochs")[0]

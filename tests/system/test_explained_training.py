@@ -68,7 +68,7 @@ def test_the_programs_of_the_page_run(place: Place):
     """The page's functions, with a trainer that computes for 2 ms."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "explain.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
-    for program in re.findall(r"^```python fragment\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+    for program in re.findall(r"^```python fragment[^\n]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         exec(program, names)
     with FeedlineDataset(place.write(batch={"size": 128})) as dataset:
         assert names["measure"](dataset, lambda batch: train(0.002)) > 0

@@ -161,7 +161,7 @@ def test_the_program_of_the_docs_trains(place: Place, train: ModuleType, monkeyp
     features = {**FEATURES, "dense": {"price": [{"fill_null": 0}], "half": {"expr": "price / 2"}}}
     place.write("pipeline.yaml", features=features, batch={"size": 40}, shuffle={"by": "session", "seed": 1})
     page = (ROOT / "docs" / "torchrec.md").read_text(encoding="utf-8")
-    fences = [match[2] for match in FENCE.finditer(page) if match[1] == "python fragment"]
+    fences = [match[2] for match in FENCE.finditer(page) if match[1].startswith("python fragment")]
     [program] = [fence for fence in fences if "TrainPipelineBase" in fence]
     [choice] = [fence for fence in fences if "SparseFeatures(" in fence]
     monkeypatch.chdir(place.folder)

@@ -44,6 +44,12 @@ class SparseFeatures:
     dtype: of the values. "int32" is a copy, and halves what an all-to-all of ids sends; every id must be below 2**31.
     expand: all rows of deduplicated features, a copy, instead of unique rows with inverse indices (default: in host
     memory; there unique rows save no time, and torchrec 1.8 misreads them in tables that are not sharded table-wise).
+
+    Raises SpecError for another dtype, and for features that are none or not different.
+
+    Examples:
+        >>> SparseFeatures(features=["history", "item"], dtype="int32").features
+        ('history', 'item')
     """
 
     features: Sequence[str] | None = None
@@ -106,7 +112,15 @@ class SlotColumn:
 
 @dataclass(frozen=True)
 class BatchSchema:
-    """Every column of a batch, in the order of pipeline.yaml."""
+    """Every column of a batch, in the order of pipeline.yaml: `columns`, by name (`schema["price"]`), or by group.
+
+    Examples:
+        >>> schema = Pipeline.from_yaml("pipeline.yaml").schema
+        >>> [column.name for column in schema.group("dense")]
+        ['price', 'hour']
+        >>> schema["history"].dtype, schema["history"].num_embeddings
+        ('int64', 10000)
+    """
 
     columns: tuple[SlotColumn, ...]
 
@@ -127,6 +141,7 @@ class BatchSchema:
         return {column.name: column for column in self.columns}
 
     def group(self, group: str) -> tuple[SlotColumn, ...]:
+        """The columns of a group (dense, categorical, sparse, label, extra), in the order of pipeline.yaml."""
         return self._groups.get(group, ())
 
     @cached_property
@@ -187,6 +202,7 @@ class BatchSchema:
 
     @classmethod
     def from_json(cls, content: str) -> BatchSchema:
+        """The schema whose `to_json` is this content."""
         columns = json.loads(content)
         return cls(tuple(SlotColumn(**{"lookups": int(column["looks_up"]), **column}) for column in columns))
 

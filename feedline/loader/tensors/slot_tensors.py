@@ -119,6 +119,13 @@ class Sparse:
 
     Row i holds `values[offsets[i]:offsets[i + 1]]`, as `torch.nn.EmbeddingBag(values, offsets[:-1])` expects.
     `weights` float32 [V] of a weighted feature are its `per_sample_weights`; None for other features.
+
+    Examples:
+        >>> lists = Sparse(torch.tensor([7, 8, 9]), torch.tensor([2, 0, 1]), torch.tensor([0, 2, 2, 3]))
+        >>> lists.to_padded(2)
+        tensor([[7, 8],
+                [0, 0],
+                [9, 0]])
     """
 
     values: torch.Tensor
@@ -312,6 +319,7 @@ class SlotTensors:
 
     @property
     def device(self) -> torch.device:
+        """Where the tensors are."""
         return torch.device("cpu") if self._device_bytes is None else self._device_bytes.device
 
     @cached_property

@@ -38,6 +38,17 @@ def user_op(*, gives: str, form: Form = "expression", version: int = 1, per_valu
         version: raise it when the same source gives other values, because of what it calls.
         per_value: of one column, each result depends on one value alone: lists are given as their elements, and columns
             that files store as dictionaries as the values of these.
+
+    Returns:
+        A decorator that gives the function back, which stays callable. Raises nothing: a declaration that does not fit
+        is a SpecError of the pipeline that uses it.
+
+    Examples:
+        >>> @user_op(gives="float32", form="numpy")
+        ... def margin(prices, costs):
+        ...     return (prices - costs).astype("float32")
+        >>> margin(numpy.array([3.0, 2.5]), numpy.array([1.0, 2.0]))
+        array([2. , 0.5], dtype=float32)
     """
 
     def declare(function: F) -> F:

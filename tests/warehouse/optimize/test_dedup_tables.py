@@ -188,7 +188,7 @@ def test_groups_are_part_of_what_a_finished_partition_was_written_with(
 def fences() -> list[str]:
     page = (Path(__file__).parents[3] / "docs" / "dedup.md").read_text(encoding="utf-8")
     section = page[page.index("\n## Other engines") : page.index("\n## Is it worth it?")]
-    return re.findall(r"```(?:sql|python fragment)\n(.*?)```", section, re.DOTALL)
+    return re.findall(r"```(?:sql|python fragment[^\n]*)\n(.*?)```", section, re.DOTALL)
 
 
 def test_the_documented_queries_give_the_rows_back(
