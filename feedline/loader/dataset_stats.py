@@ -32,6 +32,13 @@ class DatasetStats:
     now; ring_bytes: the memory of all slots. feeders: how many have served it, more than one if some died. window: the
     number of blocks that the feeder may have in flight now; window_reason: what decided it (0, "": not yet). cached:
     what the feeder's blocks found in the cache (None: no cache, or no block yet).
+
+    Examples:
+        >>> with FeedlineDataset("pipeline.yaml", set={"batch.size": 512}) as dataset:
+        ...     rows = sum(batch.rows for batch in dataset)
+        ...     stats = dataset.stats()
+        >>> stats.rows == rows, 0 <= stats.wait_fraction <= 1
+        (True, True)
     """
 
     rows: int

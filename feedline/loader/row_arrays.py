@@ -45,6 +45,13 @@ class Encoded:
     """The result of `Pipeline.transform` for N rows: arrays under the names of a batch.
 
     `encoded["price"]` is any feature by name, as in a batch; `schema` lists them.
+
+    Examples:
+        >>> noon = datetime(2026, 1, 1, 12)
+        >>> rows = {"dense_0": [1.5, 2.5], "ts": [noon, noon], "id_0": [17, 4], "hist_0": [[5, 6], []]}
+        >>> served = Pipeline.from_yaml("pipeline.yaml").transform(rows)
+        >>> served.dense.shape, served["history"].offsets
+        ((2, 2), array([0, 2, 2]))
     """
 
     schema: BatchSchema

@@ -45,8 +45,12 @@ def documented() -> list[Any]:
     return [*whole, *(getattr(modules, name) for name in modules.__all__), *error_classes()]
 
 
+def is_error(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, errors.FeedlineError)
+
+
 def error_classes() -> list[type]:
-    return [each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, errors.FeedlineError)]
+    return [each for each in vars(errors).values() if is_error(each)]
 
 
 def members(owner: type) -> Iterator[tuple[str, Any, str]]:
@@ -109,10 +113,11 @@ def test_every_parameter_is_named_by_its_docstring():
     assert not unnamed, "\n".join(unnamed)
 
 
-def test_every_export_has_an_example():
-    exports = [getattr(feedline, name) for name in feedline.__all__ if name != "__version__"]
-    exports += [getattr(modules, name) for name in modules.__all__]
-    assert not [each.__name__ for each in exports if ">>> " not in (each.__doc__ or "")]
+def test_every_name_has_an_example():
+    """Errors have one for all, in their module."""
+    assert not [
+        each.__name__ for each in [*documented(), errors] if ">>> " not in (each.__doc__ or "") and not is_error(each)
+    ]
 
 
 @pytest.mark.parametrize("name", ["no_such", "Plan"])

@@ -30,8 +30,10 @@ from ruamel.yaml import YAML
 import feedline
 from feedline import modules
 from feedline.config import parse_spec
-from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.tensors.slot_tensors import InverseSparse
+from feedline.loader.dataset_stats import DatasetStats
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn
+from feedline.loader.row_arrays import Encoded
+from feedline.loader.tensors.slot_tensors import DedupGroup, InverseColumn, InverseSparse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -203,8 +205,11 @@ def test_examples_run_one_after_the_other(page: str, folder: Path):
 def test_examples_of_docstrings_print_what_they_show(folder: Path):
     """Those of the Python API, in the README's folder, with its names imported."""
     owners = [getattr(feedline, name) for name in feedline.__all__ if name != "__version__"]
-    owners += [BatchSchema, *(getattr(modules, name) for name in modules.__all__)]
-    names = {"InverseSparse": InverseSparse, "datetime": datetime, "numpy": numpy, "torch": torch}
+    owners += [getattr(modules, name) for name in modules.__all__]
+    values = [BatchSchema, SlotColumn, DatasetStats, DedupGroup, Encoded, InverseColumn, InverseSparse]
+    owners += values
+    names: dict[str, object] = {"datetime": datetime, "numpy": numpy, "torch": torch}
+    names |= {each.__name__: each for each in values}
     names |= {each: getattr(place, each) for place in (feedline, modules) for each in place.__all__}
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
     for owner in owners:

@@ -246,6 +246,7 @@ def anchor(heading: str) -> str:
 
 
 def test_decisions_have_figures_of_the_sections_that_they_name():
+    """Each figure of a line is somewhere in the section that its last cell links."""
     rows = re.findall(
         r"^\| [^|]+\| [^|]+\| ([^|]+) \| \[[^]]+\]\(([\w.-]+)#([\w-]+)\) \|$", text("docs/choosing.md"), re.MULTILINE
     )

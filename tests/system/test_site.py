@@ -182,3 +182,15 @@ def test_pages_are_no_wider_than_the_window(name: str, width: int, build: Path, 
     show(page, build / "site" / f"{name}.html")
     assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
     assert not page.failed
+
+
+@in_browser
+def test_the_picture_is_that_of_the_scheme(build: Path, page: BrowserPage):
+    show(page, build / "site" / "docs" / "picture.html")
+    seen = (
+        "[...document.querySelectorAll('article img')].filter((image) => image.offsetWidth).map((image) => image.src)"
+    )
+    for scheme, name in (("default", "picture-light.svg"), ("slate", "picture-dark.svg")):
+        page.evaluate(f"document.body.setAttribute('data-md-color-scheme', '{scheme}')")
+        [source] = page.evaluate(f"JSON.stringify({seen})").strip('[]"').split('","')
+        assert source.split("/")[-1].startswith(name)

@@ -88,6 +88,11 @@ class SlotColumn:
     values; lookups: how many do.
     num_embeddings: ids are in [0, num_embeddings), the rows that an embedding table needs; None if no op bounds them.
     dedup: the deduplicated group that it belongs to, whose matrices have columns of their own; None if to none.
+
+    Examples:
+        >>> hour = Pipeline.from_yaml("pipeline.yaml").schema["hour"]
+        >>> hour.group, hour.dtype, hour.offset, hour.width
+        ('dense', 'float32', 1, 1)
     """
 
     name: str

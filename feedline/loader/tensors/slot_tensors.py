@@ -169,6 +169,12 @@ class Features(dict[str, T]):
 class InverseSparse(Sparse):
     """One ragged feature of a deduplicated group: `values`, `lengths` int32 [U], `offsets` int64 [U + 1] and `weights`
     as of `Sparse`, of unique rows; `inverse` int32 [B]: row i of the batch holds the list of unique row `inverse[i]`.
+
+    Examples:
+        >>> offsets, inverse = torch.tensor([0, 2, 3]), torch.tensor([0, 0, 1])
+        >>> lists = InverseSparse(torch.tensor([7, 8, 9]), torch.tensor([2, 1]), offsets, None, inverse)
+        >>> lists.expand().values
+        tensor([7, 8, 7, 8, 9])
     """
 
     __slots__ = ("inverse",)
@@ -216,7 +222,12 @@ class InverseSparse(Sparse):
 
 @dataclass(frozen=True, slots=True)
 class InverseColumn:
-    """One scalar or vector feature of a deduplicated group: `values` [U] or [U, width], `inverse` int32 [B]."""
+    """One scalar or vector feature of a deduplicated group: `values` [U] or [U, width], `inverse` int32 [B].
+
+    Examples:
+        >>> InverseColumn(torch.tensor([5.0, 6.0]), torch.tensor([0, 0, 1])).expand()
+        tensor([5., 5., 6.])
+    """
 
     values: torch.Tensor
     inverse: torch.Tensor
@@ -240,6 +251,12 @@ class DedupGroup:
 
     inverse: int32 [B], which never falls: row i of the batch holds unique row `inverse[i]`. dense: float32 [U, D] and
     categorical: int64 [U, K], of the group's own columns in the order of pipeline.yaml. sparse[name]: `InverseSparse`.
+
+    Examples:
+        >>> inverse, none = torch.tensor([0, 0, 1]), torch.empty(2, 0)
+        >>> group = DedupGroup(name="user", inverse=inverse, dense=none, categorical=none.long(), sparse={})
+        >>> group.unique_rows, group.expand(torch.tensor([[1.0], [2.0]])).shape
+        (2, torch.Size([3, 1]))
     """
 
     name: str
