@@ -274,7 +274,8 @@ class FeederClient:
         if not self._stalled_s or end_s - self._stall_sent_s < _STALL_REPORT_S:
             return
         with self._connection.transaction:
-            self._connection.send(StallReport(seconds=self._stalled_s))
+            with contextlib.suppress(ChannelClosedError):  # its end, or its error, is read after the batches before it
+                self._connection.send(StallReport(seconds=self._stalled_s))
             self._stalled_s, self._stall_sent_s = 0.0, end_s
 
     # -- starting and recovering ----------------------------------------------------------------------------------

@@ -412,7 +412,10 @@ class FeederConnection:
     def _diagnose(self, watch: Watch) -> str:
         """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
         self._diagnosis = None
-        if self._channel is not None and self._channel.send_message(ring_messages.Diagnose(), wait=False):
+        is_asked = False
+        with contextlib.suppress(ChannelClosedError):  # its end is read after the batches before it
+            is_asked = self._channel is not None and self._channel.send_message(ring_messages.Diagnose(), wait=False)
+        if is_asked:
             deadline_s = time.perf_counter() + _ANSWER_S
             while self._diagnosis is None and not self.queue:
                 if not watch.wait(deadline_s - time.perf_counter()):

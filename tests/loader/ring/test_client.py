@@ -304,6 +304,33 @@ def test_batches_before_an_error_come_first_and_the_error_is_raised_again(path: 
         assert [batch.step for batch in iterator] == [3, 4]
 
 
+def test_the_batches_before_an_error_come_first_after_a_long_wait(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Once a batch is there, its wait is reported to a feeder that may have ended with the error of a later one."""
+    waits, fill = [], NearFeeder._fill
+
+    def fill_in_two_turns(feeder: NearFeeder) -> bool:
+        """Step 0; nothing; steps 1 and 2, and the error of step 3."""
+        if feeder._stream is None or feeder._stream[2] > 1:
+            return fill(feeder)
+        if feeder._stream[2] == 1 and not waits:
+            waits.append(1)
+            return True
+        until, acquire = 1 + 2 * len(waits), feeder._ring.acquire
+        with monkeypatch.context() as patch:
+            patch.setattr(feeder._ring, "acquire", lambda size: acquire(size) if feeder._stream[2] < until else None)
+            return fill(feeder)
+
+    monkeypatch.setattr(client, "_STALL_REPORT_S", 0.0)
+    monkeypatch.setattr(NearFeeder, "_fill", fill_in_two_turns)
+    monkeypatch.setattr(NearFeeder, "fails_at", 3)
+    with FeedlineDataset(path) as data:
+        iterator = iter(data)
+        assert [next(iterator).step for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(DataError, match="a null"):
+            next(iterator)
+    assert waits == [1]
+
+
 @pytest.mark.parametrize("again", ["another plan", "the epoch anew"])
 def test_a_stream_continues_after_an_error_behind_unread_batches(
     path: Path, monkeypatch: pytest.MonkeyPatch, again: str
