@@ -93,14 +93,19 @@ class LineWriter(logging.Handler):
                 self._changed.notify_all()
 
 
+_ECHOES = ("Failed to communicate with scheduler during heartbeat.", "failed during get data with %s -> %s")
+
+
 def drop_echoes() -> None:
-    """Drop what Dask logs of a worker whose scheduler is gone, which closes: that has a line of its own."""
+    """Drop what Dask logs of a worker whose scheduler is gone, which closes, and of a result whose receiver hangs up:
+    these have lines of their own, the second one in the receiver's log, unless that has ended."""
     for name in ("distributed.worker", "distributed.worker.state_machine"):
         logging.getLogger(name).addFilter(_is_news)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not a heartbeat that failed, with its traceback, nor a task that the worker cancelled as it closed."""
+    """Not a heartbeat or the sending of a result that failed, with their tracebacks, nor a task that the worker
+    cancelled as it closed."""
     text = str(record.msg)
     is_cancelled = text.startswith("Async instruction for <Task cancelled ") and text.endswith("with CancelledError")
-    return text != "Failed to communicate with scheduler during heartbeat." and not is_cancelled
+    return not (is_cancelled or text in _ECHOES)

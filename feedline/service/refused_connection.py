@@ -26,6 +26,7 @@ from feedline.service.certificates import (
 )
 
 _WAIT_S = 3.0
+_GREETING_S = 1.0  # an unencrypted scheduler greets first, one that speaks TLS waits for its client
 # The alerts with which the other side refuses our certificate.
 _ALERTS = {
     "UNKNOWN_CA": "it is of another authority than the scheduler's (its --tls-ca-file)",
@@ -69,7 +70,15 @@ def _is_same_host(host: str, name: str) -> bool:
 
 
 def _explain_plain(connection: socket.socket, address: str) -> str | None:
-    """Whether the scheduler behind a tcp:// address speaks TLS."""
+    """Whether the scheduler behind a tcp:// address speaks TLS.
+
+    One that does not would take TLS for the length of a message, and log that it has no 64 PiB for it.
+    """
+    connection.settimeout(_GREETING_S)
+    with contextlib.suppress(TimeoutError):
+        connection.recv(1 << 16)  # whole: what is unread resets the connection
+        return None
+    connection.settimeout(_WAIT_S)
     with trusting_context().wrap_socket(connection):
         return (
             f"the scheduler at {address} speaks TLS: expected an unencrypted one. Write "

@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,6 +172,17 @@ def test_encryption_on_one_side_only_is_told(folders: Path):
         told = explain_refusal(address.replace("tls:", "tcp:"), None) or ""
     assert re.search(r"at tcp://127.0.0.1:\d+ speaks TLS: .*Write tls://127", told)
     assert explain_refusal(address, files(folders / "good")) is None, "nothing listens there any more"
+
+
+def test_an_unencrypted_scheduler_is_not_asked_for_tls():
+    """It would read that as a message of petabytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as other:
+        told = other.submit(explain_refusal, f"tcp://127.0.0.1:{server.getsockname()[1]}", None)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"greeting")
+            assert not connection.recv(100)
+        assert told.result() is None
 
 
 @pytest.mark.parametrize(

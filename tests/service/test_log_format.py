@@ -25,6 +25,7 @@ import distributed
 from feedline.service.log_lines import write_log_lines
 write_log_lines(level=logging.INFO)
 logging.getLogger("distributed.worker").exception("Failed to communicate with scheduler during heartbeat.")
+logging.getLogger("distributed.worker").exception("failed during get data with %s -> %s", "tcp://192.0.2.1:1", None)
 logging.getLogger("distributed.worker").error("another error")
 logging.getLogger("distributed.worker.state_machine").warning(
     "Async instruction for <Task cancelled name='execute' coro=<Worker.execute()>> ended with CancelledError"

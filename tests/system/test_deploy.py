@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES, SLURM = ROOT / "deploy" / "kubernetes", ROOT / "deploy" / "slurm"
 FILES = sorted(path.name for path in KUBERNETES.glob("*.yaml"))
 KUSTOMIZATION = "kustomization.yaml"
+API_VERSIONS = ("1.25", "1.37")  # the oldest and the newest release whose schemas kubernetes-validate has
 NAMES = {"PersistentVolumeClaim", "Service", "Job", "NetworkPolicy", "PodDisruptionBudget"}
 
 
@@ -155,6 +156,45 @@ def test_what_does_not_fit_a_class_is_found():
     for wrong in ({**pod, "contaners": []}, {**pod, "terminationGracePeriodSeconds": "60"}, {"volumes": []}):
         with pytest.raises((AssertionError, ValueError, TypeError)):
             check(wrong, "V1PodSpec", "worker")
+
+
+def of_the_api() -> list[dict[str, Any]]:
+    """The objects that the API server knows by itself, and the pods that the operator makes of its own."""
+    own = [each for each in objects() if not each["kind"].startswith("Dask")]
+    bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}}
+    return [*own, *({**bare, "spec": pods()[role]} for role in ("scheduler", "worker"))]
+
+
+@pytest.mark.parametrize("version", API_VERSIONS)
+def test_objects_fit_the_schemas_of_the_api(version: str):
+    """With strict validation, by which the API server refuses unknown fields."""
+    validate = pytest.importorskip("kubernetes_validate")
+    for each in of_the_api():
+        assert validate.validate(each, version, strict=True) == version
+
+
+def test_what_does_not_fit_a_schema_of_the_api_is_refused():
+    validate = pytest.importorskip("kubernetes_validate")
+    job = of_kind("Job")[0]
+    for changes in ({"backofLimit": 3}, {"completions": "2"}, {"template": {"spec": {"containers": "one"}}}):
+        with pytest.raises(validate.ValidationError):
+            validate.validate({**job, "spec": {**job["spec"], **changes}}, API_VERSIONS[-1], strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_what_kustomize_makes_is_valid_and_has_the_images_of_the_registry():
+    validate = pytest.importorskip("kubernetes_validate")
+    done = finished("kubectl", "kustomize", KUBERNETES)
+    assert done.returncode == 0, done.stderr
+    made = list(YAML(typ="safe", pure=True).load_all(done.stdout))
+    assert {(each["kind"], each["metadata"]["name"]) for each in made} == {
+        (each["kind"], each["metadata"]["name"]) for each in objects()
+    }
+    for each in made:
+        if not each["kind"].startswith("Dask"):
+            validate.validate(each, API_VERSIONS[-1], strict=True)
+    images = set(re.findall(r"^ *(?:- )?image: (.*)$", done.stdout, re.MULTILINE))
+    assert images == {f"registry.example.org/feedline-{role}:0.1.0" for role in ("host", "worker")}
 
 
 def test_the_operator_builds_deployments_that_keep_our_settings():

@@ -291,8 +291,8 @@ def test_images_are_slim_and_without_root():
     starts = [arguments for word, arguments in found if word == "FROM"]
     assert re.fullmatch(r"python:3\.\d+-slim(-\w+)? AS build", starts[0])
     assert starts[1:] == [starts[0].replace("build", "worker"), "worker AS host"]
-    assert [arguments for word, arguments in found if word == "USER"] == ["feedline", "root", "feedline"]
-    assert found[-1] == ("USER", "feedline")
+    assert [arguments for word, arguments in found if word == "USER"] == ["1000", "root", "1000"]
+    assert found[-1] == ("USER", "1000")
 
 
 def test_images_take_pinned_versions_and_torch_is_only_the_hosts():
