@@ -16,6 +16,7 @@
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times, and those of benchmarks,
 #                       examples, the wheel, frameworks, a browser, the code on the pages of docs/
 #   make docs     build the site of the documentation in build/site, warnings are errors
+#   make stores   install the object stores of tests/system/test_every_store.py that npm has, below build/
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make targets  measure the speed targets of docs/performance.md (BENCH_ARGS="..." is passed on)
@@ -47,7 +48,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --co
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean test-asan coverage-native docs
+.PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean test-asan coverage-native docs docs-packages stores
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,6 +72,14 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
 	$(PIP) --no-deps $(TORCHREC)
 	$(BIN)/python -m compileall -q feedline  # as pip does for a wheel: else each feeder compiles it again, 0.3 s
 	@touch $@
+
+# Of fauxqs the last release that runs on Node 20.
+STORES := azurite@3.37.0 fauxqs@1.9.2
+
+stores: build/stores/node_modules/.package-lock.json
+build/stores/node_modules/.package-lock.json:
+	@mkdir -p build/stores
+	npm install --prefix build/stores --no-audit --no-fund --no-update-notifier --loglevel error $(STORES)
 
 demo: install
 	$(BIN)/python examples/flights/prepare.py warehouse/flights
@@ -153,10 +162,12 @@ test-nightly: install
 	  -m "$(NIGHTLY)" $(PYTEST_ARGS) $(TESTS)
 
 # Packages that only this needs; constraints.txt has their versions.
-docs: install
-	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) mkdocs-material mkdocstrings-python
+docs: docs-packages
 	$(BIN)/python tools/stage_site.py build
 	PYTHONPATH=$$PWD NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file build/mkdocs.yml
+
+docs-packages: install
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) mkdocs-material mkdocstrings-python
 
 lint: lint-style lint-format lint-types
 

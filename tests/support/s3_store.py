@@ -104,6 +104,13 @@ class Store:
         query = {"endpoint_override": self.address, "scheme": "http", "region": "us-east-1", **options}
         return f"s3://{path}?" + "&".join(f"{key}={value}" for key, value in query.items())
 
+    def answer(self, kind: str) -> tuple[int, list[tuple[str, str]], bytes] | None:
+        """Status, headers and body of a kind of fault that is an answer."""
+        if kind not in _ANSWERS:
+            return None
+        status, code, message = _ANSWERS[kind]
+        return status, [("Content-Type", "application/xml")], _ERROR.format(code, message).encode()
+
     def fault(self, kind: str, path: str = "", **options: object) -> Fault:
         made = Fault(kind, path, **options)
         with self.lock:
@@ -115,6 +122,11 @@ class Store:
         with self.lock:
             self.faults.clear()
             self.requests.clear()
+
+    def met(self) -> list[tuple[int, int]]:
+        """How often each fault was met by a request, and how often it had to be for all its times."""
+        with self.lock:
+            return [(fault.met, fault.after + fault.times) for fault in self.faults]
 
     def counts(self, path: str = "") -> Counter[str]:
         """Count requests whose path matches, by method; GETs of a part of an object count as "range"."""
@@ -186,16 +198,17 @@ class _Handler(socketserver.BaseRequestHandler):
             if "chunked" in headers.get("Transfer-Encoding", "")
             else reader.read(int(headers.get("Content-Length", 0)))
         )
-        request = Request(method, path, headers.get("Range", ""))
+        request = Request(method, path, headers.get("Range") or headers.get("x-ms-range", ""))
         store = self.server.store
         with store.lock:
             fault = next((fault for fault in store.faults if fault.spoils(request)), None)
         kind = fault.kind if fault else ""
-        if kind in _ANSWERS:
-            status, code, message = _ANSWERS[kind]
-            content = b"" if method == "HEAD" else _ERROR.format(code, message).encode()
+        if (answered := store.answer(kind)) is not None:
+            status, fields, content = answered
+            if method == "HEAD":
+                fields, content = [each for each in fields if each[0] != "Content-Type"], b""
             self._note(request, 0)
-            return self._send(status, [("Content-Type", "application/xml")], content, len(content))
+            return self._send(status, fields, content, len(content))
         if kind in ("hang", "delay"):
             store.ending.wait(fault.seconds)
         if kind in ("hang", "reset"):
@@ -211,7 +224,8 @@ class _Handler(socketserver.BaseRequestHandler):
         content = answer.read()
         self._note(request, len(content))
         promised = int(answer.headers.get("Content-Length", len(content)))
-        fields = [(k, v) for k, v in answer.getheaders() if k.lower() not in _HOP]
+        here, there = store.address, f"127.0.0.1:{store.upstream}"
+        fields = [(k, v.replace(there, here)) for k, v in answer.getheaders() if k.lower() not in _HOP]  # `Location`
         if kind == "short":
             content = content[: len(content) // 2]
             return self._send(answer.status, fields, content, len(content))

@@ -110,7 +110,7 @@ def commands() -> list[tuple[Fence, list[str]]]:
         for page in WITH_FENCES
         for fence in shown(page, "sh")
         for line in fence.text.replace("\\\n", " ").splitlines()
-        if line.strip()
+        if line.strip() and not line.startswith("#")
     ]
 
 

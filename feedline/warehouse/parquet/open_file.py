@@ -38,7 +38,7 @@ from feedline.warehouse.parquet.schemas import storage_schema
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, ShortBodyError, explain_errors, outlook
 from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
-from feedline.warehouse.storage.file_identity import Stamp, stamp_in, stamp_of
+from feedline.warehouse.storage.file_identity import Stamp, stamp_at, stamp_in, stamp_of
 from feedline.warehouse.storage.ranges import Range, SparseFile, coalesce, merge, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -342,10 +342,13 @@ class _RemoteFile(OpenFile):
             return
 
     def _verify_unchanged(self) -> None:
-        with self._filesystem.open_input_file(self._path) as source:
-            stamp = stamp_of(self._filesystem, self._path, source)
+        if self._filesystem.type_name == "gcs":  # another opening would request the whole object
+            stamp = stamp_at(self._filesystem, self._path)
+        else:
+            with self._filesystem.open_input_file(self._path) as source:
+                stamp = stamp_of(self._filesystem, self._path, source)
         self._version.refuse_other(stamp)
-        if stamp.tag != self._stamp.tag:
+        if stamp.tag != self._stamp.tag and self._filesystem.type_name != "gcs":
             raise TableChangedError(
                 f"{self._version.uri} was replaced while it was read. Take a new snapshot, or go on with feedline "
                 "rebase"

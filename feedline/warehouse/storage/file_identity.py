@@ -36,7 +36,9 @@ from feedline.warehouse.storage.retry import is_local
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "Content-MD5", "blob_id")
 _TAGS_OF_TIME = ("Last-Modified", "LastModified", "last_modified", "last_write_time")
 _COMPARED = ("bytes", "mtime_ns", "etag", "footer_digest")
-_TELL_TAGS = {"s3", "abfs", "gcs"}  # pyarrow's filesystems that say a tag, of an open file alone
+# pyarrow's filesystems whose times are whole seconds, and which say a tag of an open file alone. GCS has microseconds,
+# and each of its files that is opened costs a request for the whole object.
+_OPENED_FOR_TAG = {"s3", "abfs"}
 _MARK = "seen "  # begins what stands in place of a tag where nobody can tell files apart
 _SECOND_NS = 10**9
 CLOCK_GRAIN_NS = 2 * _SECOND_NS  # the coarsest time resolution of file systems in use
@@ -76,7 +78,7 @@ def stamp_in(info: pafs.FileInfo) -> Stamp:
 
 def stamp_at(filesystem: pafs.FileSystem, path: str) -> Stamp:
     """The stamp of a file, by one request. Raises FileNotFoundError, and what the store raises."""
-    if filesystem.type_name in _TELL_TAGS:
+    if filesystem.type_name in _OPENED_FOR_TAG:
         with filesystem.open_input_file(path) as source:
             return stamp_of(filesystem, path, source)
     return _stamp(filesystem, path)
