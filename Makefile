@@ -161,11 +161,11 @@ test-nightly: install
 	$(BIN)/python -m pytest $(PROCESSES) -o faulthandler_timeout=600 --hypothesis-profile nightly \
 	  -m "$(NIGHTLY)" $(PYTEST_ARGS) $(TESTS)
 
-# Packages that only this needs; constraints.txt has their versions.
 docs: docs-packages
 	$(BIN)/python tools/stage_site.py build
 	PYTHONPATH=$$PWD NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file build/mkdocs.yml
 
+# Packages that only the site needs; constraints.txt has their versions.
 docs-packages: install
 	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) mkdocs-material mkdocstrings-python
 
