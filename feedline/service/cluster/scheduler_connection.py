@@ -358,6 +358,10 @@ class SchedulerConnection:
                 if gathering.done():  # raised by the task
                     raise
                 self.look(waiting=True)
+            except AttributeError:
+                if client.scheduler is not None:  # raised by the task; a client that closes meanwhile has none to ask
+                    raise
+                break
             else:
                 return results
         raise CancelledError

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from typing import Any
 
+import distributed.client
 import pytest
 from distributed import Client, Scheduler, Security, Status, Worker
 from pipelines import eventually
@@ -94,6 +96,31 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 def impatient_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_patches, "_EVERY_S", 0.1)
     monkeypatch.setattr(worker_patches, "_ROUND_S", ANSWERS_WITHIN_S)
+
+
+def test_results_are_lost_with_a_client_that_closes_while_they_are_gathered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    """Behind a cut network: Dask's client gives up its scheduler, then asks it for what no worker has sent."""
+    connection = SchedulerConnection(served.connect, address=lambda: "there", wait_s=30, returns=True)
+    future = connection.submit(int)
+    assert future is not None
+
+    async def send_nothing(who_has: dict[str, Any], **_: Any) -> tuple[dict[str, Any], list[str], list[str], list[str]]:
+        await future.client._close(fast=True)
+        return {}, list(who_has), [], []
+
+    monkeypatch.setattr(distributed.client, "gather_from_workers", send_nothing)
+    with pytest.raises(CancelledError):
+        connection.gather([future])
+    connection.close()
+
+
+def test_an_error_of_a_task_is_that_of_its_gathering(served: Served):
+    connection = SchedulerConnection(served.connect, address=lambda: "there", wait_s=30, returns=True)
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        connection.gather([connection.submit(getattr, 1, "missing")])
+    connection.close()
 
 
 def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pytest.LogCaptureFixture):
