@@ -25,6 +25,7 @@ PYTEST_ARGS ?=
 TESTS ?= tests
 NIGHTLY ?= nightly or hypothesis
 BENCH_ARGS ?=
+SECONDS ?= 600
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,7 +39,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --co
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-asan coverage-native test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean
+.PHONY: help install demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-asan coverage-native fuzz test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -111,6 +112,9 @@ test-asan: install
 
 coverage-native: install
 	$(BIN)/python tools/checked_kernels.py measure -n 0 -q -m "not nightly" $(PYTEST_ARGS)
+
+fuzz: install
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)
 
 test-pythons:
 	for python in $$(tools/pythons.sh); do \
