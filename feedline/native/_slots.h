@@ -359,7 +359,7 @@ static int slot_list(Slot *slot, PyObject *target, PyObject *header, PyObject *g
     for (Py_ssize_t index = 0; index < PyTuple_Size(gaps); index++) {
         Py_ssize_t start, stop;
         if (!PyArg_ParseTuple(PyTuple_GetItem(gaps, index), "nn", &start, &stop)
-            || (to = section(slot, start, 0, stop - start, 1)) == NULL)
+            || (to = section(slot, start, 0, start < 0 || stop < start ? -1 : stop - start, 1)) == NULL)
             return -1;
         slot->moves[slot->used++] = (Move){.to = to, .count = stop - start};
     }
