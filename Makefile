@@ -34,6 +34,7 @@ PYTHONS ?= $(shell tools/pythons.sh)
 VERSION ?=
 NIGHTLY ?= nightly or hypothesis
 BENCH_ARGS ?=
+SECONDS ?= 600
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,7 +49,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --co
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean test-asan coverage-native docs docs-packages stores
+.PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean test-asan coverage-native docs docs-packages stores fuzz
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -129,6 +130,9 @@ test-asan: install
 
 coverage-native: install
 	$(BIN)/python tools/checked_kernels.py measure -n 0 -q -m "not nightly" $(PYTEST_ARGS)
+
+fuzz: install
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)
 
 test-pythons:
 	for python in $$(tools/pythons.sh); do \

@@ -65,7 +65,7 @@ static int64_t choose_events(const Choice *choice, int64_t *offsets, int32_t *po
     int64_t total = 0;
     offsets[0] = 0;
     for (Py_ssize_t row = 0; row < choice->rows; row++) {
-        const int64_t low = choice->starts[row], high = choice->stops[row];
+        const int64_t low = choice->starts[row], stop = choice->stops[row], high = stop < low ? low : stop;
         int64_t count;
         if (plain) {
             count = high - low < choice->lasts[row] ? high - low : choice->lasts[row];

@@ -29,6 +29,10 @@ static inline void matrix_block(const uint32_t *const from[4], uint32_t *const t
     for (int column = 0; column < 4; column++)
         memcpy(to[column], &columns[column], sizeof(Four));
 }
+
+static inline int are_neighbours(const Py_ssize_t numbers[4]) {
+    return numbers[1] - numbers[0] == 1 && numbers[2] - numbers[1] == 1 && numbers[3] - numbers[2] == 1;
+}
 #endif
 
 /* Four rows of at most TILE columns, which `numbers` say. out: whether they are taken out of the matrix. */
@@ -36,7 +40,7 @@ static inline void matrix_copy_four(uint32_t *values, Py_ssize_t width, uint32_t
                                     const Py_ssize_t *numbers, int count, int out) {
     int index = 0;
 #ifdef MATRIX_BLOCKS
-    for (; index + 4 <= count && numbers[index + 3] - numbers[index] == 3; index += 4) {
+    for (; index + 4 <= count && are_neighbours(numbers + index); index += 4) {
         uint32_t *const place = values + numbers[index];
         uint32_t *const rows[4] = {place, place + width, place + 2 * width, place + 3 * width};
         uint32_t *const own[4] = {columns[index] + row, columns[index + 1] + row, columns[index + 2] + row,

@@ -154,9 +154,11 @@ static int addresses(Buffers *buffers, PyObject *sources, const Rows *rows, Py_s
     return 0;
 }
 
+/* Blocks that were sent lie at any address. */
 #define GATHER_WORDS(type)                                                                                  \
     for (Py_ssize_t row = 0; row < rows->rows; row++)                                                       \
-        ((type *)target)[row] = ((const type *)bases[rows->part[row]])[rows->index[row]];
+        memcpy(target + row * (Py_ssize_t)sizeof(type),                                                     \
+               (const char *)bases[rows->part[row]] + rows->index[row] * (int64_t)sizeof(type), sizeof(type));
 
 static void gather_column(char *target, size_t width, const uintptr_t *bases, const Rows *rows) {
     if (width == sizeof(int64_t)) {

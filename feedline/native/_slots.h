@@ -274,8 +274,8 @@ static int run_moves(const Slot *slot) {
             int64_t *ends = (int64_t *)move->to;
             for (Py_ssize_t row = 0; row < move->count; row++) {
                 const int64_t end = border_at(move->from, row + 1);
-                ends[row] = end + move->value;
-                move->lengths[row] = (int32_t)(end - border_at(move->from, row));
+                ends[row] = (int64_t)((uint64_t)end + (uint64_t)move->value);
+                move->lengths[row] = (int32_t)distance(border_at(move->from, row), end);
             }
         } else if (move->from != NULL) {
             memcpy(move->to, move->from, (size_t)move->count);
@@ -359,7 +359,7 @@ static int slot_list(Slot *slot, PyObject *target, PyObject *header, PyObject *g
     for (Py_ssize_t index = 0; index < PyTuple_Size(gaps); index++) {
         Py_ssize_t start, stop;
         if (!PyArg_ParseTuple(PyTuple_GetItem(gaps, index), "nn", &start, &stop)
-            || (to = section(slot, start, 0, stop - start, 1)) == NULL)
+            || (to = section(slot, start, 0, start < 0 || stop < start ? -1 : stop - start, 1)) == NULL)
             return -1;
         slot->moves[slot->used++] = (Move){.to = to, .count = stop - start};
     }

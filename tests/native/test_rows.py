@@ -307,6 +307,17 @@ def test_columns_of_a_matrix_are_laid_in_and_taken_out_with_and_without_the_kern
             assert laid.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("numbers", [[0, 5, 1, 3], [4, 2, 6, 7], [1, 1, 1, 4], [3, 2, 1, 6, 0, 1, 2, 3]])
+def test_columns_of_a_matrix_are_taken_in_any_order(numbers: list[int]):
+    """The last of four is three after the first, and they are no neighbours."""
+    matrix = np.arange(64, dtype=np.float32).reshape(8, 8)
+    columns = rows.take_columns(matrix, numbers)
+    assert [column.tolist() for column in columns] == [matrix[:, number].tolist() for number in numbers]
+    laid = np.zeros_like(matrix)
+    rows.lay_columns(laid, dict(zip(numbers, columns, strict=True)))
+    assert laid[:, numbers].tolist() == matrix[:, numbers].tolist()
+
+
 @compiled
 def test_columns_that_are_not_of_a_matrix_are_refused():
     matrix, column = np.zeros((5, 3), np.float32), np.zeros(5, np.float32)
