@@ -74,6 +74,13 @@ def test_any_values_are_refused_or_harmless(saved: Saved, data: Any) -> None:
     check(saved, state)
 
 
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"", b"\xff", b"[]", b"{}"])
+def test_a_file_without_a_state_is_refused_by_its_name(saved: Saved, content: bytes) -> None:
+    saved.file.write_bytes(content)
+    with pytest.raises(StateError, match=r"state\.json is not a state|the state lacks"):
+        read_state(saved.file)
+
+
 @examples(200)
 @given(st.data())
 def test_any_damage_to_a_file_is_refused_or_harmless(saved: Saved, data: Any) -> None:
