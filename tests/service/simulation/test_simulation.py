@@ -10,7 +10,12 @@ from mutations import MUTATIONS, SEEDS, first_seed
 from simulation import Case, run_seed
 from virtual_time import World
 
-pytestmark = pytest.mark.slow
+from feedline.native import rows as native
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not native.COMPILED, reason="slots are written by the compiled kernels, which are missing"),
+]
 
 NIGHT, CHUNK = 10_000, 500
 
