@@ -60,7 +60,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """Read a state from a JSON file. Raises StateError if it does not hold one."""
     try:
         state = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StateError(
             f"{path} is not a state in JSON: {error}. Save it with json.dump(dataset.state_dict(), file); for a state "
             f'saved by torch, call dataset.load_state_dict(state, snapshot="rebase")'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import tracemalloc
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from warehouse_samples import COLLECTION, collection, sample, write
@@ -289,6 +291,46 @@ def test_any_damage_to_a_footer_is_an_error_or_harmless(tmp_path: Path) -> None:
         else:
             assert all(rows >= 0 for rows in facts.rows)
     assert 300 < refused < 800
+
+
+GOOD = written(sample(50), row_group_size=25)
+_LENGTHS = st.sampled_from([0, 1, 7, 8, 2**31 - 1, 2**31, 2**32 - 1]) | st.integers(0, 2 * len(GOOD))
+
+
+@examples(300)
+@given(st.data())
+def test_lengths_that_lie_and_files_that_are_cut_are_refused_or_harmless(tmp_path_factory: Any, data: Any) -> None:
+    """In bounded memory, whatever a length says."""
+    content = bytearray(GOOD)
+    for _ in range(data.draw(st.integers(1, 3))):
+        match data.draw(st.sampled_from(("length", "byte", "run", "cut", "longer"))):
+            case "length" if len(content) >= 8:
+                content[-8:-4] = data.draw(_LENGTHS).to_bytes(4, "little")
+            case "byte" if content:
+                content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+            case "run":  # of a number's continued bytes, for one
+                place = data.draw(st.integers(0, len(content)))
+                byte = data.draw(st.sampled_from([b"\xff", b"\x00", b"\x1c", b"\x19"]))
+                content[place : place + data.draw(st.integers(0, 12))] = byte * data.draw(st.integers(1, 12))
+            case "cut":
+                del content[data.draw(st.integers(0, len(content))) :]
+            case "longer":
+                content += data.draw(st.binary(max_size=12)) + data.draw(st.sampled_from([b"PAR1", b"PARE", b""]))
+    file = tmp_path_factory.getbasetemp() / "lies.parquet"
+    file.write_bytes(content)
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        facts = file_facts(LOCAL, str(file), len(content), "the file")
+    except FeedlineError as error:
+        assert str(error).startswith("the file")  # noqa: PT017
+    else:
+        assert all(rows >= 0 for rows in facts.rows)
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 2**25
+    assert pa.total_allocated_bytes() - before < 2**25
 
 
 @given(st.binary(max_size=200))
