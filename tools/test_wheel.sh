@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run the quick tests against an installed wheel, in a copy of the tree without the package's sources.
+# Run the quick tests against an installed wheel, in a copy of the tree without the package's sources; those that read the
+# sources are left out.
 #
 #   tools/test_wheel.sh WHEEL ENVIRONMENT [plain|lowest|bare] [argument of pytest]...
 #
@@ -47,4 +48,4 @@ esac
 tests=tests
 if [ "$variant" = bare ]; then tests=$(grep -rl native tests --include='test_*.py' | grep -v '^tests/system'); fi
 exec "$place/venv/bin/python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -p no:cacheprovider \
-  -m "not nightly and not slow" --ignore tests/system "$@" $tests
+  -m "not nightly and not slow" --ignore tests/system --ignore tests/tools --ignore tests/test_architecture.py "$@" $tests
