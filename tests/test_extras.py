@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from minimal_pipeline import OF_CLICKS
 
 from feedline.errors import ClusterError, SpecError
 from feedline.extras import extra
@@ -28,15 +29,6 @@ EXTRAS = {
     "otel": ("opentelemetry",),
 }
 HIDDEN = [name for names in EXTRAS.values() for name in names]
-PIPELINE = """\
-version: 1
-name: small
-source: {table: clicks}
-features: {dense: {price: {column: dense_0, ops: [{fill_null: 0}]}}, label: {clicked: []}}
-batch: {size: 256}
-cluster: {threads: 1}
-memory: 64MiB
-"""
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     (folder / "hide").mkdir()
     (folder / "hide" / "sitecustomize.py").write_text(HIDE.format(hidden=HIDDEN))
-    (folder / "pipeline.yaml").write_text(PIPELINE)
+    (folder / "pipeline.yaml").write_text(OF_CLICKS)
     done = run(folder, "-m", "feedline", "generate", "clicks", "clicks", "--rows", "2000", "--days", "2")
     assert done.returncode == 0, done.stderr
     return folder

@@ -1,4 +1,4 @@
-"""The smallest pipeline.yaml, whose lines complete fragments of others."""
+"""The smallest pipeline.yaml, whose lines complete fragments of others, and one that runs on generated clicks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ work_dir: work
 source: {table: data}
 features: {dense: {price: []}}
 batch: {size: 8}
+"""
+
+OF_CLICKS = """\
+version: 1
+name: small
+source: {table: clicks}
+features: {dense: {price: {column: dense_0, ops: [{fill_null: 0}]}}, label: {clicked: []}}
+batch: {size: 256}
+cluster: {threads: 1}
+memory: 64MiB
 """
 
 

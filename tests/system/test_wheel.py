@@ -12,19 +12,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from minimal_pipeline import OF_CLICKS
 
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).resolve().parents[2]
-PIPELINE = """\
-version: 1
-name: small
-source: {table: clicks}
-features: {dense: {price: {column: dense_0, ops: [{fill_null: 0}]}}, label: {clicked: []}}
-batch: {size: 256}
-cluster: {threads: 1}
-memory: 64MiB
-"""
 TRAINING = """\
 from feedline import FeedlineDataset
 with FeedlineDataset("pipeline.yaml") as dataset:
@@ -81,7 +73,7 @@ def test_the_wheel_holds_the_whole_package(wheel: Path):
 def test_commands_and_a_training_without_the_checkout(installed: Path, tmp_path: Path):
     where = run(installed / "python", "-c", "import feedline; print(feedline.__file__)", cwd=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(installed.parent), where.stderr
-    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    (tmp_path / "pipeline.yaml").write_text(OF_CLICKS)
     said = []
     for words in (
         ("feedline", "--help"),
