@@ -22,7 +22,7 @@ from feedline.errors import FeedlineError, StoreError, TableError
 from feedline.warehouse.storage.content_store import OBJECT_STORES, get, put
 from feedline.warehouse.storage.locations import Location, delete_folder, join, list_folder, locate, redact
 from feedline.warehouse.storage.parallel import interruptible
-from feedline.warehouse.storage.retry import is_local, with_retries
+from feedline.warehouse.storage.retry import is_local, retry_transient, with_retries
 
 _THREADS = 16
 T = TypeVar("T")
@@ -96,13 +96,13 @@ class Claim:
         _in_threads(move, files)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files that may be missing. Raises as `check`, before each."""
+        """Delete files that may be missing. Raises as `check`, before each, and StoreError despite retries."""
         filesystem = self.location.filesystem
 
         def remove(path: str) -> None:
             self.check()
             with suppress(FileNotFoundError):
-                filesystem.delete_file(path)
+                retry_transient(lambda: filesystem.delete_file(path), redact(self.uri), "deleted")
 
         _in_threads(remove, paths)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.fs as pafs
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from feedline.errors import StoreError, TableError
 from feedline.warehouse.storage import claim as claims
+from feedline.warehouse.storage import retry
 from feedline.warehouse.storage.claim import Claim, delete
 from feedline.warehouse.storage.content_store import put
 from feedline.warehouse.storage.locations import list_tree, locate
@@ -44,6 +48,24 @@ def test_files_are_moved_by_the_run_that_has_the_folder(uri: str):
     first.release()
     assert paths(uri) == ["seen/a"]
     assert locate(uri).filesystem.get_file_info(f"{root}/_hidden").type == pafs.FileType.NotFound
+
+
+def test_a_file_is_deleted_despite_a_fault_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retry, "POLICY", retry.RetryPolicy(first_s=0.01, longest_s=0.01, deadline_s=30))
+    uri = f"memory:/{tmp_path}"
+    run = claim(uri)
+    run.take()
+    put(run.location, "seen", [b"1"])
+    faults, remove = [ConnectionResetError(errno.ECONNRESET, "reset")], MemoryFileSystem.rm
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        if faults:
+            raise faults.pop()
+        remove(*arguments, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "rm", broken)
+    run.delete([f"{locate(uri).path}/seen"])
+    assert (faults, paths(uri)) == ([], ["_hidden/claim"])
 
 
 def test_who_takes_it_deletes_what_others_left(uri: str):
