@@ -13,6 +13,7 @@ PAGE = ROOT / "docs" / "operations.md"
 KERNELS = ROOT / "feedline" / "native" / "kernels.py"
 TOLD = [
     KERNELS,
+    ROOT / "feedline" / "extras.py",
     *sorted((ROOT / "feedline" / "service").rglob("*.py")),
     *sorted((ROOT / "feedline" / "blocks").rglob("*.py")),
 ]
