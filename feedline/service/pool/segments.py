@@ -303,6 +303,8 @@ class Reader:
                 except BlockingIOError:
                     self._body = body, received
                     return None
+                except OSError as error:  # reset: its process was killed, and had not read all that was sent to it
+                    raise EOFError from error
                 if not more:
                     raise EOFError
                 received += more

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from feedline.resources import result_memory
 from feedline.resources.result_memory import empty, lay_results
-from feedline.service.pool.segments import LOST, Packed, Reader, Segments, Writer, unpack
+from feedline.service.pool.segments import HEAD, LOST, Packed, Reader, Segments, Writer, unpack
 
 
 class Link:
@@ -244,3 +244,17 @@ def test_a_descriptor_that_finds_no_room_loses_its_value_only(link: Link):
     link.writer.inline = link.reader.refused
     assert link.send(np.arange(9)).sum() == 36
     assert kept.sum() == 21
+
+
+@pytest.mark.parametrize("sent", [0, 5, HEAD.size, HEAD.size + 3])
+def test_a_process_that_dies_in_a_value_has_ended(sent: int):
+    """Also with a request that it has not read, by which its connection is reset."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours:
+        reader = Reader(ours)
+        ours.setblocking(False)
+        ours.send(b"a request")
+        theirs.send((HEAD.pack(b"R", 0, 0, 8, 1, 100) + bytes(100))[:sent])
+        theirs.close()
+        with pytest.raises(EOFError):
+            reader.receive()
