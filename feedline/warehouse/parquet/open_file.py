@@ -342,13 +342,9 @@ class _RemoteFile(OpenFile):
             return
 
     def _verify_unchanged(self) -> None:
-        if self._filesystem.type_name == "gcs":  # another opening would request the whole object
-            stamp = stamp_at(self._filesystem, self._path)
-        else:
-            with self._filesystem.open_input_file(self._path) as source:
-                stamp = stamp_of(self._filesystem, self._path, source)
+        stamp = stamp_at(self._filesystem, self._path)
         self._version.refuse_other(stamp)
-        if stamp.tag != self._stamp.tag and self._filesystem.type_name != "gcs":
+        if stamp.tag != self._stamp.tag and self._filesystem.type_name != "gcs":  # which tags files that are opened
             raise TableChangedError(
                 f"{self._version.uri} was replaced while it was read. Take a new snapshot, or go on with feedline "
                 "rebase"
