@@ -16,7 +16,7 @@
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times, and those of benchmarks,
 #                       examples, the wheel, frameworks, a browser, the code on the pages of docs/
 #   make docs     build the site of the documentation in build/site, warnings are errors
-#   make stores   install the object stores of tests/system/test_every_store.py that npm has, below build/
+#   make stores   install what tests use of npm, below build/: object stores, types of Prometheus' operator
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make targets  measure the speed targets of docs/performance.md (BENCH_ARGS="..." is passed on)
@@ -75,8 +75,8 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
 	$(BIN)/python -m compileall -q feedline  # as pip does for a wheel: else each feeder compiles it again, 0.3 s
 	@touch $@
 
-# Of fauxqs the last release that runs on Node 20.
-STORES := azurite@3.37.0 fauxqs@1.9.2
+# Of fauxqs the last release that runs on Node 20. The types of Prometheus' operator, and what checks them.
+STORES := azurite@3.37.0 fauxqs@1.9.2 @kubernetes-models/prometheus-operator@6.0.0 typescript@5.9.3
 
 stores: build/stores/node_modules/.package-lock.json
 build/stores/node_modules/.package-lock.json:

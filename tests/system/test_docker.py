@@ -291,20 +291,20 @@ def test_images_are_slim_and_without_root():
     starts = [arguments for word, arguments in found if word == "FROM"]
     assert re.fullmatch(r"python:3\.\d+-slim(-\w+)? AS build", starts[0])
     assert starts[1:] == [starts[0].replace("build", "worker"), "worker AS host"]
-    assert [arguments for word, arguments in found if word == "USER"] == ["1000", "root", "1000"]
+    assert [arguments for word, arguments in found if word == "USER"] == ["1000", "0", "1000"]
     assert found[-1] == ("USER", "1000")
 
 
 def test_images_take_pinned_versions_and_torch_is_only_the_hosts():
     stages = by_stage()
-    for stage in ("worker", "host"):
+    for stage, count in {"worker": 2, "host": 1}.items():
         lines = stages[stage]
         installs = [arguments for word, arguments in lines if word == "RUN" and "pip install" in arguments]
-        assert len(installs) == 2
+        assert len(installs) == count
         assert all("--constraint constraints.txt" in run for run in installs)
         assert all(('--extra-index-url "$TORCH_INDEX"' in run) == (stage == "host") for run in installs)
     assert any(word == "ARG" and arguments.startswith("TORCH_INDEX=https://") for word, arguments in stages["host"])
-    assert any(arguments.endswith("--no-deps /wheels/*.whl") for _, arguments in stages["worker"])
+    assert any("--no-deps /wheels/*.whl" in arguments for _, arguments in stages["worker"])
 
 
 def test_images_have_the_kernels_and_no_compiler():
@@ -313,8 +313,8 @@ def test_images_have_the_kernels_and_no_compiler():
     assert [stage for stage in runs if any("gcc" in run for run in runs[stage])] == ["build"]
     assert any(run.startswith("pip wheel") and run.endswith("--no-deps --wheel-dir /wheels .") for run in runs["build"])
     assert ("COPY", "--from=build /wheels /wheels") in stages["worker"]
-    installed = next(number for number, run in enumerate(runs["worker"]) if "/wheels/*.whl" in run)
-    assert runs["worker"][installed + 1] == "python -m feedline.native.kernels"
+    installed = next(run for run in runs["worker"] if "/wheels/*.whl" in run)
+    assert installed.endswith(" && python -m feedline.native.kernels")
     assert ("COPY", "feedline ./feedline") not in stages["worker"] + stages["host"], "it would be imported, uncompiled"
     assert not any(re.search(r'" ?"?\.\[| \.$', run) for run in runs["worker"] + runs["host"]), (
         "it would be built again"
