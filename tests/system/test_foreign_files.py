@@ -1,4 +1,4 @@
-"""Files for other programs are what these accept: the Dockerfile by hadolint, Prometheus' PodMonitors by the types of its
+"""Files for other programs are what these accept: the Dockerfile by hadolint, PodMonitors by the types of Prometheus'
 operator, of npm (`make stores`)."""
 
 from __future__ import annotations
