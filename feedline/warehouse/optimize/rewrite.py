@@ -46,6 +46,7 @@ from feedline.warehouse.storage.faults import label
 from feedline.warehouse.storage.retry import with_retries
 
 _READ_ROWS = 1 << 20  # rows decoded at once: row groups are read whole
+_GATHER_ROWS = 32_768  # of a spill file
 _PART_ROWS = 65_536  # impressions that are gathered at once, to make requests of them
 
 
@@ -159,16 +160,31 @@ def write_buckets(
     target.make_folder(path.rpartition("/")[0])
     sink = target.filesystem.open_output_stream(path) if target.is_local else pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as spill:
-        for low, high in pairwise(borders):
-            part = rows.take(order[low:high])
-            sizes.append(part.nbytes)
-            columns = [contiguous(column) for column in part.columns]
-            spill.write_batch(pa.RecordBatch.from_arrays(columns, schema=part.schema))
+        for first, last in pairwise(_gathered_together(borders)):
+            part = rows.take(order[borders[first] : borders[last]])
+            whole = pa.RecordBatch.from_arrays([contiguous(column) for column in part.columns], schema=part.schema)
+            for low, high in pairwise(borders[first : last + 1] - borders[first]):
+                batch = whole.slice(low, high - low)
+                sizes.append(batch.nbytes)
+                spill.write_batch(batch)
     if target.is_local:
         sink.close()
     else:
         upload(target.filesystem, path, sink.getvalue())
     return sizes
+
+
+def _gathered_together(borders: npt.NDArray[np.int64]) -> list[int]:
+    """Divide buckets into parts of about `_GATHER_ROWS` rows, because a call of gathering has costs per column, which
+    hundreds of buckets of few rows would multiply.
+
+    Of borders [0, 3, 3, 9, 10] and four rows: buckets [0, 3), [3, 4), as [0, 3, 4].
+    """
+    parts = [0]
+    for bucket in range(1, len(borders)):
+        if bucket == len(borders) - 1 or borders[bucket] - borders[parts[-1]] >= _GATHER_ROWS:
+            parts.append(bucket)
+    return parts
 
 
 def read_buckets(target: Target, path: str, first: int, stop: int) -> pa.Table:
