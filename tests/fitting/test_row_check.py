@@ -253,13 +253,7 @@ def test_the_command_reports_what_it_wrote(table: BadTable, tmp_path: Path):
 def test_a_dask_cluster_finds_the_same(table: BadTable, tmp_path: Path):
     path = tmp_path / "p.yaml"
     path.write_text(json.dumps(table.spec(work_dir=str(tmp_path / "work"), cluster={"workers": 1, "dashboard": False})))
-    done = subprocess.run(
-        [sys.executable, "-m", "feedline", "check", str(path), "--rows", "--max-share", "0.5", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ended_here("check", path, "--rows", "--max-share", "0.5", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["exclusion"] == Exclusion.read(str(table.exclusion)).id
@@ -302,7 +296,9 @@ main()
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [("SIGINT", 130), pytest.param("SIGTERM", 143, marks=pytest.mark.nightly)]
+)
 def test_an_interrupted_check_writes_nothing(table: BadTable, tmp_path: Path, number: str, status: int):
     path, out = tmp_path / "p.yaml", tmp_path / "out.exclusion"
     path.write_text(json.dumps(table.spec(work_dir=str(tmp_path / "work"))))
