@@ -237,7 +237,11 @@ def test_batches_in_order_do_not_depend_on_the_blocks(
     place = Place(tmp_path, clicks)
     split_rows = 10**6 if shuffle == "off" else 1024
     text = place.write(
-        shuffle=shuffle, lanes=3, source={"where": where, "split_rows": split_rows}, batch={"tail": tail}
+        features={"sparse": {"hist_0": []}, "extra": ["request_id"]},
+        shuffle=shuffle,
+        lanes=3,
+        source={"where": where, "split_rows": split_rows},
+        batch={"tail": tail},
     )
     pipeline = Pipeline.from_yaml(text)
 

@@ -63,12 +63,14 @@ def values_of(file: Path, row_group: int, column: str) -> list[Any]:
 
 
 def assert_names_delivered_rows(
-    pipeline: Pipeline, plan: Plan, table: Path, column: str, *, epoch: int, world_size: int, every: int
+    pipeline: Pipeline, plan: Plan, table: Path, column: str, *, epoch: int, world_size: int, steps: int | None = None
 ) -> None:
-    read = cache(values_of)
+    """In all steps, or in some from the first to the last."""
+    read, count = cache(values_of), plan.schedule(epoch).steps
+    chosen = range(count) if steps is None else np.linspace(0, count - 1, steps).astype(int)
     for rank in range(world_size):
         for batch in pipeline.batches(epoch, rank, world_size, plan=plan):
-            if batch.step % every:
+            if batch.step not in chosen:
                 continue
             facts = describe_step(plan, epoch=epoch, step=batch.step, rank=rank, world_size=world_size)
             assert rows_at(table, facts, column, read) == batch.extra[column][batch.valid].tolist()
@@ -80,8 +82,8 @@ def test_a_step_delivers_the_rows_that_the_plan_names(place: Place, clicks: Path
     path = place.write(lanes=4, features=FEATURES, **CASES[case])
     pipeline = Pipeline.from_yaml(path)
     plan = pipeline.plan()
-    for world_size, every in ((2, 4), (1, 9)):
-        assert_names_delivered_rows(pipeline, plan, clicks, "request_id", epoch=1, world_size=world_size, every=every)
+    for world_size, steps in ((2, 3), (1, 2)):
+        assert_names_delivered_rows(pipeline, plan, clicks, "request_id", epoch=1, world_size=world_size, steps=steps)
 
 
 @pytest.mark.parametrize("shuffle", [{"seed": 5, "window_rows": 150}, {"seed": 5, "window_rows": 150, "by": "user"}])
@@ -95,7 +97,7 @@ def test_so_it_does_after_a_rebase(tmp_path: Path, shuffle: dict[str, Any]):
     plan = pipeline.rebase(state_at(before, 0, 4))
     assert plan.source.rebase is not None
     for epoch in (0, 1):
-        assert_names_delivered_rows(pipeline, plan, place.table, "id", epoch=epoch, world_size=1, every=1)
+        assert_names_delivered_rows(pipeline, plan, place.table, "id", epoch=epoch, world_size=1)
     assert_each_row_comes_once(plan, 0, 4)
 
 

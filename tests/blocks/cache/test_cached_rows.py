@@ -28,7 +28,7 @@ from feedline.planning.plan import Plan
 from feedline.warehouse.reading.fragment import pack_mask
 from feedline.warehouse.selection.exclusion import Exclusion, ExclusionOrigin
 
-ROWS, GROUP = 6_000, 1_700
+ROWS, GROUP = 4_800, 1_700
 FEATURES: dict[str, Any] = {
     "dense": {"price": [{"fill_null": 0.25}, "log1p"], "raw": [], "shown": {"column": "times", "ops": [{"pad": 3}]}},
     "categorical": {
@@ -94,6 +94,7 @@ def plan_of(
         "work_dir": str(folder / "work"),
         "source": {"table": str(table), **changes.get("source", {})},
         "features": FEATURES | changes.get("features", {}),
+        "fit": {"golden": "none"},
         "batch": {"size": 500, "tail": "partial"},
         **{key: changes[key] for key in ("shuffle", "lanes", "dedup") if key in changes},
         **({} if cache is None else {"cache": {"dir": str(cache), "mode": mode, "free": 1, **keys}}),
@@ -114,9 +115,12 @@ CASES: dict[str, dict[str, Any]] = {
     "recorded": {"source": {"row_key": ["user", "note"]}},
     "zero": {"features": {"dense": {"raw": {"column": "raw", "on_nonfinite": "zero"}}}, "lanes": 3},
 }
+NIGHTLY = {"in order", "shuffled"}  # lanes are in order, runs shuffled
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.nightly if case in NIGHTLY else ()) for case in CASES]
+)
 def test_bytes_and_counts_are_those_without_a_cache(
     case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +167,7 @@ def _excluding(plan: Plan, seed: int, groups: int) -> Plan:
     return plan.with_sources([source])
 
 
-@pytest.mark.parametrize("case", ["lanes", "runs"])
+@pytest.mark.parametrize("case", ["lanes", pytest.param("runs", marks=pytest.mark.nightly)])
 def test_excluded_rows_are_named_with_the_entries(
     case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +215,7 @@ def test_changed_features_are_computed_alone(table: Path, tmp_path: Path) -> Non
     assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
 
 
-@pytest.mark.parametrize("damage", ["removed", "cut", "flipped"])
+@pytest.mark.parametrize("damage", [pytest.param("removed", marks=pytest.mark.nightly), "cut", "flipped"])
 def test_damaged_entries_are_computed_again(damage: str, table: Path, tmp_path: Path) -> None:
     plan = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache")
     expected = blocks_of(plan)
@@ -329,10 +333,17 @@ def decides(monkeypatch: pytest.MonkeyPatch, kept: set[str] | None, mode: str = 
 
 
 SOME = {"price", "known", "history", "user"}
+DECISIONS = {("all", "lanes"), ("some", "runs"), ("some", "groups"), ("none", "groups")}
 
 
-@pytest.mark.parametrize("case", ["runs", "lanes", "groups"])
-@pytest.mark.parametrize("kept", [None, SOME, set()], ids=["all", "some", "none"])
+@pytest.mark.parametrize(
+    ("kept", "case"),
+    [
+        pytest.param(kept, case, marks=() if (name, case) in DECISIONS else pytest.mark.nightly, id=f"{name}-{case}")
+        for name, kept in {"all": None, "some": SOME, "none": set()}.items()
+        for case in ("runs", "lanes", "groups")
+    ],
+)
 def test_a_cache_that_decides_for_itself(
     kept: set[str] | None, case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
