@@ -153,7 +153,7 @@ def test_expanded_batches_are_those_without_deduplication(
     [
         ({"by": "session", "seed": 1, "window_rows": 700}, "city == 'a' or item > 4"),
         ({"rows": True, "seed": 3}, "hist is not None"),
-        ("off", None),
+        pytest.param("off", None, marks=pytest.mark.nightly),
     ],
 )
 def test_columns_stored_once_per_run_give_the_batches_of_the_plain_table(

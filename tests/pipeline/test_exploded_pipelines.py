@@ -125,7 +125,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     return both(folder, requests)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=[json.dumps(each) for each in OPTIONS])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, marks=pytest.mark.nightly if number in (1, 4, 6) else (), id=json.dumps(options))
+        for number, options in enumerate(OPTIONS)
+    ],
+)
 def test_batches_are_those_of_the_impressions(place: Documents, options: dict[str, Any]):
     exploded, rows = (Pipeline.from_dict(each, set={"lanes": 2, **options}) for each in place)
     one, other = exploded.complete_plan(), rows.complete_plan()

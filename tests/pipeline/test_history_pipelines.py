@@ -199,7 +199,7 @@ def lists_by_number(pipeline: Pipeline) -> dict[int, tuple[list[Any], ...]]:
         ({}, 400),
         pytest.param({"shuffle": "off"}, 400, marks=pytest.mark.nightly),
         pytest.param({}, 1, marks=pytest.mark.nightly),
-        ({"shuffle": "off"}, 1),
+        pytest.param({"shuffle": "off"}, 1, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

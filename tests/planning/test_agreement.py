@@ -257,6 +257,7 @@ def test_a_file_between_two_ranks_starts_changes_nothing(place: Place):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
     path = place.write(features={"extra": ["request_id"]})
     meeting = tmp_path / "meeting"

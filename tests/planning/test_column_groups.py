@@ -100,7 +100,13 @@ def values(batch: Batch) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("changes", SHUFFLES, ids=["off", "filtered", "by", "dedup", "sample"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, marks=pytest.mark.nightly if name in ("off", "by") else (), id=name)
+        for name, changes in zip(("off", "filtered", "by", "dedup", "sample"), SHUFFLES, strict=True)
+    ],
+)
 def test_groups_hold_together_what_one_reader_of_all_holds(folder: Path, changes: dict[str, Any]):
     """Row by row of every step and rank, in epochs after the first, from any step on; pyarrow knows the values."""
     pipeline, lanes = pipeline_of(folder, **changes), changes.get("lanes", 1)

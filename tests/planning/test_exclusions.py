@@ -257,7 +257,7 @@ def quiet(pipeline: Pipeline, plan: Plan, *steps: int | None) -> list[int]:
         return ids_of(pipeline, plan, *steps)[0]
 
 
-@pytest.mark.parametrize("shuffle", ["off", {"seed": 3, "window_rows": 100}])
+@pytest.mark.parametrize("shuffle", [pytest.param("off", marks=pytest.mark.nightly), {"seed": 3, "window_rows": 100}])
 def test_an_epoch_goes_on_without_rows_that_are_excluded_in_its_middle(tmp_path: Path, shuffle: Any):
     """No row key is needed: files are as they were. Rows that came before stay delivered, bad ones among them."""
     table = Tolerant(tmp_path)
