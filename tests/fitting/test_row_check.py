@@ -70,7 +70,11 @@ def test_what_is_left_is_delivered_without_an_error(table: BadTable):
 
 
 @pytest.mark.parametrize(
-    "change", [{"dedup": {"g": {"columns": ["word", "history"]}}, "shuffle": "off"}, {"source": {"decoder": "arrow"}}]
+    "change",
+    [
+        {"dedup": {"g": {"columns": ["word", "history"]}}, "shuffle": "off"},
+        pytest.param({"source": {"decoder": "arrow"}}, marks=pytest.mark.nightly),
+    ],
 )
 def test_how_rows_are_read_does_not_matter(checked: tuple[BadTable, RowReport], change: dict[str, Any]):
     table, report = checked

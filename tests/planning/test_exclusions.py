@@ -56,9 +56,9 @@ def ids_of(pipeline: Pipeline, plan: Plan, epoch: int = 0, first: int = 0, last:
 def test_ranks_stay_even_and_every_good_row_comes_once(table: BadTable, tail: str, shuffle: Any):
     pipeline = table.excluding(lanes=4, batch={"size": 16, "tail": tail}, shuffle=shuffle)
     plan, good = pipeline.plan(), table.good_ids()
-    for epoch in range(2):
+    for epoch, worlds in enumerate([(1, 4), (2,)]):
         schedule = plan.schedule(epoch)
-        for world in (1, 2, 4):
+        for world in worlds:
             ids, steps = ids_of(pipeline, plan, epoch, world=world)
             assert steps == [schedule.steps] * world
             assert max(Counter(ids).values()) == 1

@@ -156,7 +156,7 @@ def plan_of(table: Path, folder: Path, changes: dict[str, Any], cache: Path | No
     return pipeline_of(table, folder, changes, cache).plan()
 
 
-NIGHTLY = {"in order", "splits"}  # lanes are in order
+NIGHTLY = {"in order", "splits", "sample", "recorded"}  # lanes are in order; test_cached_rows has the others
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,9 @@ def test_plain_features_are_shared_with_jobs_without_groups(table: Path, tmp_pat
     assert_same(plan, found, blocks_of(plan_of(table, tmp_path, CASES["in order"])))
 
 
-@pytest.mark.parametrize("case", [pytest.param("in order", marks=pytest.mark.nightly), "lanes", "by session"])
+@pytest.mark.parametrize(
+    "case", [*(pytest.param(case, marks=pytest.mark.nightly) for case in ("in order", "lanes")), "by session"]
+)
 def test_features_that_call_users_functions_have_the_runs_of_their_group(
     case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
