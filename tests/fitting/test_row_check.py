@@ -259,6 +259,7 @@ def test_the_command_reports_what_it_wrote(table: BadTable, tmp_path: Path):
         assert (refused.returncode, message in refused.stderr) == (2, True)
 
 
+@pytest.mark.nightly
 def test_a_dask_cluster_finds_the_same(table: BadTable, tmp_path: Path):
     path = tmp_path / "p.yaml"
     path.write_text(json.dumps(table.spec(work_dir=str(tmp_path / "work"), cluster={"workers": 1, "dashboard": False})))

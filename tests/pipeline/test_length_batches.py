@@ -27,7 +27,7 @@ BALANCE: dict[str, Any] = {"size": 64, "balance": "history"}
 BUCKETS: dict[str, Any] = {"max_tokens": 1024, "buckets": [4, 16, 64, 256], "length": "history"}
 BOTH = {**BUCKETS, "balance": "history"}
 CASES = {"balance": BALANCE, "buckets": BUCKETS, "both": BOTH}
-PER_CHANGE = ["balance", pytest.param("buckets", marks=pytest.mark.nightly), "both"]
+PER_CHANGE = [*(pytest.param(case, marks=pytest.mark.nightly) for case in ("balance", "buckets")), "both"]
 MISSING = [5]  # the file without the column
 
 
@@ -113,7 +113,12 @@ def test_rows_come_once_with_their_lists_and_other_epochs_have_others(
 
 
 @pytest.mark.parametrize(
-    ("case", "world_size"), [("balance", 2), pytest.param("buckets", 4, marks=pytest.mark.nightly), ("both", 8)]
+    ("case", "world_size"),
+    [
+        pytest.param("balance", 2, marks=pytest.mark.nightly),
+        pytest.param("buckets", 4, marks=pytest.mark.nightly),
+        ("both", 8),
+    ],
 )
 def test_every_world_size_has_the_same_rows(
     place: Place, first_epochs: Callable[[str], list[Batch]], case: str, world_size: int

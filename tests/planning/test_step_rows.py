@@ -77,7 +77,12 @@ def assert_names_delivered_rows(
             assert (facts["rows"], facts["padding"]) == (int(batch.valid.sum()), int((~batch.valid).sum()))
 
 
-@pytest.mark.parametrize("case", CASES)
+NIGHTLY = {"in the table's order", "a sample"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.nightly if case in NIGHTLY else ()) for case in CASES]
+)
 def test_a_step_delivers_the_rows_that_the_plan_names(place: Place, clicks: Path, case: str):
     path = place.write(lanes=4, features=FEATURES, **CASES[case])
     pipeline = Pipeline.from_yaml(path)
