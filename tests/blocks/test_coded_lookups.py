@@ -104,7 +104,7 @@ def functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("where", [None, "row % 3 > 0", "row % 50 == 1"])
+@pytest.mark.parametrize("where", [None, pytest.param("row % 3 > 0", marks=pytest.mark.nightly), "row % 50 == 1"])
 def test_batches_and_quality_are_those_computed_on_rows(
     coded_table: Path, folder: Path, tmp_path: Path, where: str | None, computed: set[str]
 ):

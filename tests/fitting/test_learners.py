@@ -17,7 +17,7 @@ from feedline.artifacts.store import load_manifest
 from feedline.transforms.ops import OPS
 
 RANDOM = np.random.default_rng(0)
-ROWS = 3_000
+ROWS = 1_200
 ENCODING = {"target_encoding": {"target": "y", "fold_by": "row"}}
 FEATURES: dict[str, Any] = {
     "dense": {
@@ -44,7 +44,7 @@ FRAME = pl.DataFrame(
         "row": RANDOM.permutation(ROWS),
         # of very different sizes, so that sums of floats would depend on their order
         "x": pl.Series(np.exp(RANDOM.normal(0, 12, ROWS))).set(pl.Series(RANDOM.random(ROWS) < 0.1), None),
-        "shop": pl.Series(RANDOM.integers(0, 300, ROWS)).set(pl.Series(RANDOM.random(ROWS) < 0.1), None),
+        "shop": pl.Series(RANDOM.integers(0, 120, ROWS)).set(pl.Series(RANDOM.random(ROWS) < 0.1), None),
         "word": [f"w{number}" for number in RANDOM.geometric(0.01, ROWS)],
         "seen": [RANDOM.geometric(0.01, size).tolist() for size in RANDOM.integers(0, 5, ROWS)],
         "y": RANDOM.integers(0, 2, ROWS),
@@ -61,8 +61,8 @@ def test_every_op_that_learns_is_here():
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small tasks and chunks."""
-    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 500)
-    monkeypatch.setattr("feedline.fitting.observe.OBSERVE_ROWS", 200)
+    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 300)
+    monkeypatch.setattr("feedline.fitting.observe.OBSERVE_ROWS", 120)
 
 
 def fitted(folder: Path, table: pa.Table, files: int, row_group_rows: int, **changes: Any) -> dict[str, str]:
@@ -72,7 +72,8 @@ def fitted(folder: Path, table: pa.Table, files: int, row_group_rows: int, **cha
         chunk = table.slice(int(part[0]), len(part))
         pq.write_table(chunk, folder / f"{number}.parquet", row_group_size=row_group_rows)
     document = {"version": 1, "name": "t", "source": {"table": "*.parquet"}, "features": FEATURES, "batch": {"size": 8}}
-    (folder / "p.yaml").write_text(json.dumps({**document, **changes}))
+    fit = {"golden": "none", **changes.pop("fit", {})}
+    (folder / "p.yaml").write_text(json.dumps({**document, **changes, "fit": fit}))
     report = Pipeline.from_yaml(folder / "p.yaml").fit()
     assert report.manifest is not None
     assert report.passes == 2
@@ -83,7 +84,7 @@ def fitted(folder: Path, table: pa.Table, files: int, row_group_rows: int, **cha
 def test_fits_do_not_depend_on_order_tasks_threads_and_memory(tmp_path: Path):
     whole = fitted(tmp_path / "whole", FRAME.to_arrow(), 1, ROWS, cluster={"threads": 1})
     shuffled = FRAME.sample(fraction=1, shuffle=True, seed=3).to_arrow()
-    pieces = fitted(tmp_path / "pieces", shuffled, 9, 97, cluster={"threads": 3})
-    spilled = fitted(tmp_path / "spilled", FRAME.reverse().to_arrow(), 4, 411, fit={"memory": "20kB"})
+    pieces = fitted(tmp_path / "pieces", shuffled, 5, 97, cluster={"threads": 3})
+    spilled = fitted(tmp_path / "spilled", FRAME.reverse().to_arrow(), 2, 411, fit={"memory": "20kB"})
     assert whole == pieces
     assert whole == spilled

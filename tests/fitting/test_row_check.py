@@ -28,11 +28,15 @@ from feedline.warehouse.selection.exclusion import Exclusion
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> BadTable:
-    """Read it only."""
+def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[BadTable, RowReport]:
     table = BadTable(tmp_path_factory.mktemp("bad"))
-    table.check()
-    return table
+    return table, table.check()
+
+
+@pytest.fixture(scope="module")
+def table(checked: tuple[BadTable, RowReport]) -> BadTable:
+    """Read it only."""
+    return checked[0]
 
 
 def rows_of(table: BadTable, pipeline: Pipeline) -> list[int]:
@@ -42,8 +46,9 @@ def rows_of(table: BadTable, pipeline: Pipeline) -> list[int]:
     return sorted(ids)
 
 
-def test_every_bad_row_is_found_with_its_reasons(table: BadTable):
-    report, exclusion = table.check(), Exclusion.read(str(table.exclusion))
+def test_every_bad_row_is_found_with_its_reasons(checked: tuple[BadTable, RowReport]):
+    table, report = checked
+    exclusion = Exclusion.read(str(table.exclusion))
     assert report.rows == report.computed == len(table.ids("true"))
     assert report.bad == exclusion.rows == len(table.bad_ids()) > 40
     expected = {key: len(found) for key, condition in REASONS.items() if (found := table.ids(condition))}
@@ -65,11 +70,15 @@ def test_what_is_left_is_delivered_without_an_error(table: BadTable):
 
 
 @pytest.mark.parametrize(
-    "change", [{"dedup": {"g": {"columns": ["word", "history"]}}, "shuffle": "off"}, {"source": {"decoder": "arrow"}}]
+    "change",
+    [
+        {"dedup": {"g": {"columns": ["word", "history"]}}, "shuffle": "off"},
+        pytest.param({"source": {"decoder": "arrow"}}, marks=pytest.mark.nightly),
+    ],
 )
-def test_how_rows_are_read_does_not_matter(table: BadTable, change: dict[str, Any]):
-    report = table.check(table.pipeline(**change), out=None)
-    assert report.findings == table.check(out=None).findings
+def test_how_rows_are_read_does_not_matter(checked: tuple[BadTable, RowReport], change: dict[str, Any]):
+    table, report = checked
+    assert table.check(table.pipeline(**change), out=None).findings == report.findings
 
 
 def test_a_clean_table_has_an_exclusion_of_no_rows(tmp_path: Path):
@@ -250,16 +259,11 @@ def test_the_command_reports_what_it_wrote(table: BadTable, tmp_path: Path):
         assert (refused.returncode, message in refused.stderr) == (2, True)
 
 
+@pytest.mark.nightly
 def test_a_dask_cluster_finds_the_same(table: BadTable, tmp_path: Path):
     path = tmp_path / "p.yaml"
     path.write_text(json.dumps(table.spec(work_dir=str(tmp_path / "work"), cluster={"workers": 1, "dashboard": False})))
-    done = subprocess.run(
-        [sys.executable, "-m", "feedline", "check", str(path), "--rows", "--max-share", "0.5", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ended_here("check", path, "--rows", "--max-share", "0.5", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["exclusion"] == Exclusion.read(str(table.exclusion)).id
@@ -302,7 +306,9 @@ main()
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [("SIGINT", 130), pytest.param("SIGTERM", 143, marks=pytest.mark.nightly)]
+)
 def test_an_interrupted_check_writes_nothing(table: BadTable, tmp_path: Path, number: str, status: int):
     path, out = tmp_path / "p.yaml", tmp_path / "out.exclusion"
     path.write_text(json.dumps(table.spec(work_dir=str(tmp_path / "work"))))

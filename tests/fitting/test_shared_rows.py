@@ -14,6 +14,7 @@ import pytest
 
 from feedline import Pipeline, Table
 from feedline.artifacts.store import Fit, load_manifest
+from feedline.fitting.fit_report import FitReport
 from feedline.planning.table_snapshot import freeze
 
 ROWS, FILES, GROUP = 1_200, 3, 100
@@ -59,11 +60,11 @@ def pipeline(work: Path, sources: list[Source], **changes: Any) -> Pipeline:
     one = {"source": sources[0]}
     several = {"sources": [{"name": f"s{n}", "weight": 1, **each} for n, each in enumerate(sources)]}
     document = {"version": 1, "name": "n", "work_dir": str(work), "features": FEATURES, "batch": {"size": 100}}
+    document["fit"] = {"golden": "none"}
     return Pipeline.from_dict({**document, **(one if len(sources) == 1 else several), **changes})
 
 
-def digests(fitted: Pipeline) -> dict[str, str]:
-    report = fitted.fit()
+def digests(report: FitReport) -> dict[str, str]:
     assert report.manifest is not None
     return {key: fit.digest for key, fit in load_manifest(report.folder, report.manifest).fits.items()}
 
@@ -83,7 +84,7 @@ def union_of(work: Path, sources: list[Source]) -> tuple[int, dict[str, str]]:
     assert len(ids) < sum(map(len, read))
     work.mkdir()
     pq.write_table(TABLE.take(pa.array(ids)), work / "union.parquet")
-    return len(ids), digests(pipeline(work, [{"table": str(work / "union.parquet")}]))
+    return len(ids), digests(pipeline(work, [{"table": str(work / "union.parquet")}]).fit())
 
 
 def all_and(folder: Path, **other: Any) -> list[Source]:
@@ -91,6 +92,12 @@ def all_and(folder: Path, **other: Any) -> list[Source]:
 
 
 SAMPLE = {"fraction": 0.4}
+NIGHTLY = {  # of a kind with another case
+    "those of one label first",
+    "one filter in two spellings",
+    "samples of other rows",
+    "a link and a URI",
+}
 CASES: dict[str, Callable[[Path], list[Source]]] = {
     "all rows, and those of one label again": lambda at: all_and(at, where="clicked == 1"),
     "those of one label first": lambda at: all_and(at, where="clicked == 1")[::-1],
@@ -115,8 +122,8 @@ CASES: dict[str, Callable[[Path], list[Source]]] = {
         {"table": f"{at}/link", "where": "c < 20"},
         {"table": f"file://{at}/t", "where": "c > 10"},
     ],
-    "a partition, a linked file and a list": lambda at: [
-        {"table": f"{at}/t/k=1", "where": "c < 20"},
+    "a URI of a partition, a linked file and a list": lambda at: [
+        {"table": f"file://{at}/t/k=1", "where": "c < 20"},
         {"table": f"{at}/file.parquet", "where": "c > 10"},
         {"table": [f"{at}/t/k=2/a.parquet", f"{at}/t/k=1/a.parquet"], "where": "c != 12"},
     ],
@@ -128,7 +135,10 @@ CASES: dict[str, Callable[[Path], list[Source]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.nightly if name in NIGHTLY else (), id=name) for name, case in CASES.items()],
+)
 def test_a_fit_has_the_union_of_the_rows(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Callable[[Path], list[Source]]
 ):
@@ -136,9 +146,9 @@ def test_a_fit_has_the_union_of_the_rows(
     monkeypatch.setattr("feedline.fitting.observe.OBSERVE_ROWS", 70)
     sources = case(table)
     rows, expected = union_of(tmp_path / "union", sources)
-    own = pipeline(tmp_path / "work", sources)
-    assert digests(own) == expected
-    assert own.fit().fits[0].rows == rows
+    report = pipeline(tmp_path / "work", sources).fit()
+    assert digests(report) == expected
+    assert report.fits[0].rows == rows
 
 
 def test_a_copy_of_a_file_has_rows_of_its_own(table: Path, tmp_path: Path):
@@ -178,7 +188,7 @@ def test_only_fits_of_the_same_values_share_rows(table: Path, tmp_path: Path):
     redefined = {"dense": {"x": {"expr": "x * 10"}}}
     sources = all_and(table, where="clicked == 1", features=redefined)
     own, [whole] = pipeline(tmp_path / "work", sources), [pipeline(tmp_path / "whole", sources[:1])]
-    x, found, once = TABLE["x"].to_numpy(), digests(own), digests(whole)
+    x, found, once = TABLE["x"].to_numpy(), digests(own.fit()), digests(whole.fit())
     assert [key for key in found if found[key] != once[key]] == [fit_of(own, "x").key]
     both = np.concatenate([x, 10 * x[CLICKED]])
     assert np.isclose(fit_of(own, "x").facts["mean"], both.mean())

@@ -122,7 +122,7 @@ def delivered(batches: Iterator[Batch]) -> list[int]:
     return [row for batch in batches for row in batch.extra["request_id"][batch.valid].tolist()]
 
 
-@pytest.mark.parametrize("tail", ["pad", "partial"])
+@pytest.mark.parametrize("tail", ["pad", pytest.param("partial", marks=pytest.mark.nightly)])
 def test_padding_points_to_an_existing_unique_row(place: Place, tail: str):
     """Of lanes that end at different steps; a lane without rows of its own left is padded, too."""
     few = {"lanes": 4, "batch": {"size": 7, "tail": tail}, "source": {"where": "request_id < 57"}}

@@ -104,15 +104,21 @@ def pipeline(place: Place, *, dedup: bool, **changes: Any) -> Pipeline:
     return Pipeline.from_yaml(place.write(f"{'dedup' if dedup else 'plain'}.yaml", **settings))
 
 
+CHANGES: list[dict[str, Any]] = [
+    {"shuffle": {"by": "session", "seed": 1, "window_rows": 700}},
+    {"shuffle": "off", "source": {"where": "item < 6 and row % 5 != 0"}},
+    {"shuffle": {"rows": False, "seed": 2}, "source": {"sample": {"fraction": 0.5, "seed": 1}}, "lanes": 2},
+]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "chunk_rows"),
     [
-        {"shuffle": {"by": "session", "seed": 1, "window_rows": 700}},
-        {"shuffle": "off", "source": {"where": "item < 6 and row % 5 != 0"}},
-        {"shuffle": {"rows": False, "seed": 2}, "source": {"sample": {"fraction": 0.5, "seed": 1}}, "lanes": 2},
+        pytest.param(changes, rows, marks=pytest.mark.nightly if rows > 77 and number else ())
+        for number, changes in enumerate(CHANGES)
+        for rows in (32_768, 77)
     ],
 )
-@pytest.mark.parametrize("chunk_rows", [32_768, 77])
 def test_expanded_batches_are_those_without_deduplication(
     place: Place, changes: dict[str, Any], chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -147,7 +153,7 @@ def test_expanded_batches_are_those_without_deduplication(
     [
         ({"by": "session", "seed": 1, "window_rows": 700}, "city == 'a' or item > 4"),
         ({"rows": True, "seed": 3}, "hist is not None"),
-        ("off", None),
+        pytest.param("off", None, marks=pytest.mark.nightly),
     ],
 )
 def test_columns_stored_once_per_run_give_the_batches_of_the_plain_table(

@@ -17,6 +17,7 @@ from pipelines import PATIENCE_S, Place, furnished
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import SpecError
 from feedline.loader.ring.rendezvous import job_fingerprint
+from feedline.loader.state import state_of
 
 
 @pytest.fixture
@@ -54,11 +55,10 @@ def test_a_dataset_of_a_dict_continues_the_state_of_the_file(place: Place, monke
     path = place.write(source={"table": "clicks"}, work_dir="work", batch={"size": 2000})
     content = content_of(path)
     monkeypatch.chdir(place.folder)
-    with FeedlineDataset(path, timeout=PATIENCE_S) as dataset:
-        batches = iter(dataset)
-        next(batches)
-        state = dataset.state_dict()
-        wanted = [batch.to_dict()["request_id"] for batch in batches]
+    pipeline = Pipeline.from_yaml(path)
+    plan = pipeline.complete_plan()
+    state = state_of(plan.facts(), 0, 1)
+    wanted = [batch.to_dict()["request_id"] for batch in pipeline.batches(step=1, plan=plan)]
     with FeedlineDataset(content, timeout=PATIENCE_S) as dataset:
         content["batch"]["size"] = 1  # what is done to the dict afterwards changes nothing
         monkeypatch.chdir("/")

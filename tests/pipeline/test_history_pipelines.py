@@ -38,22 +38,34 @@ def stored(folder: Path, events: pa.Table, layout: str, *sort_by: str) -> Path:
     return laid_out(events, folder / "e", *sort_by) if layout == "laid out" else write(events, folder / "e", files=3)
 
 
-@pytest.mark.parametrize("layout", ["laid out", "as it is"])
+TYPES: list[tuple[pa.DataType, pa.DataType, pa.DataType, tuple[str, str]]] = [
+    (pa.int64(), pa.int64(), pa.int64(), ("3", "- 3")),
+    (pa.int32(), pa.int32(), pa.int64(), ("0", "")),
+    (pa.string(), pa.timestamp("us"), pa.timestamp("us"), ("3m", "- INTERVAL 3 MINUTE")),
+    (pa.date32(), pa.timestamp("ms", "UTC"), pa.timestamp("us", ZURICH), ("90s", "- INTERVAL 90 SECOND")),
+    (pa.uint16(), pa.timestamp("ns"), pa.timestamp("s"), ("1ms", "- INTERVAL 1 MILLISECOND")),
+    (pa.timestamp("us"), pa.date32(), pa.date32(), ("2d", "- 2")),
+    (pa.large_string(), pa.timestamp("s"), pa.timestamp("ns"), ("0", "")),
+]
+LAYOUTS = ("laid out", "as it is")
+
+
+def in_turn(number: int, layout: str) -> Any:
+    """The marks of a case in a layout: per change the cases have the layouts in turn, the other one is nightly."""
+    return () if layout == LAYOUTS[number % 2] else pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
-    ("key", "row_time", "event_time", "lag"),
+    ("key", "row_time", "event_time", "lag", "layout"),
     [
-        (pa.int64(), pa.int64(), pa.int64(), ("3", "- 3")),
-        (pa.int32(), pa.int32(), pa.int64(), ("0", "")),
-        (pa.string(), pa.timestamp("us"), pa.timestamp("us"), ("3m", "- INTERVAL 3 MINUTE")),
-        (pa.date32(), pa.timestamp("ms", "UTC"), pa.timestamp("us", ZURICH), ("90s", "- INTERVAL 90 SECOND")),
-        (pa.uint16(), pa.timestamp("ns"), pa.timestamp("s"), ("1ms", "- INTERVAL 1 MILLISECOND")),
-        (pa.timestamp("us"), pa.date32(), pa.date32(), ("2d", "- 2")),
-        (pa.large_string(), pa.timestamp("s"), pa.timestamp("ns"), ("0", "")),
+        pytest.param(*types, layout, marks=in_turn(number, layout))
+        for number, types in enumerate(TYPES)
+        for layout in LAYOUTS
     ],
     ids=str,
 )
 def test_keys_and_times_of_any_type(
-    tmp_path: Path, layout: str, key: pa.DataType, row_time: pa.DataType, event_time: pa.DataType, lag: tuple[str, str]
+    tmp_path: Path, key: pa.DataType, row_time: pa.DataType, event_time: pa.DataType, lag: tuple[str, str], layout: str
 ):
     rows = with_types(row_table(150), key, {"at": row_time})
     events = with_types(event_table(600), key, {"ts": event_time})
@@ -67,8 +79,14 @@ def test_keys_and_times_of_any_type(
     assert sum(len(items) for items, _ in expected.values()) > 200
 
 
-@pytest.mark.parametrize("layout", ["laid out", "as it is"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "layout"),
+    [
+        pytest.param(seed, layout, marks=in_turn(seed, layout) if seed < 2 else pytest.mark.nightly)
+        for seed in range(3)
+        for layout in LAYOUTS
+    ],
+)
 def test_pools_tags_scans_and_events_known_later(tmp_path: Path, layout: str, seed: int):
     """Several reads of one history, some of whose tie breaks are null."""
     rng = np.random.default_rng(seed)
@@ -122,6 +140,12 @@ SPARSE: dict[str, Any] = {
 NAMES = (*SPARSE["sparse"],)
 
 
+@pytest.fixture(scope="module")
+def usual(tables: tuple[Path, Path, Path]) -> dict[int, Any]:
+    """What each row sees."""
+    return lists_of(pipeline_of(tables), *NAMES)
+
+
 def pipeline_of(tables: tuple[Path, Path, Path], features: dict[str, Any] = SPARSE, **changes: Any) -> Pipeline:
     folder, rows, events = tables
     history = {"tie_break": "no", "known_at": "known"}
@@ -142,8 +166,9 @@ def pipeline_of(tables: tuple[Path, Path, Path], features: dict[str, Any] = SPAR
     ],
     ids=str,
 )
-def test_a_rows_lists_do_not_depend_on_how_it_is_fed(tables: tuple[Path, Path, Path], changes: dict[str, Any]):
-    usual = lists_of(pipeline_of(tables), *NAMES)
+def test_a_rows_lists_do_not_depend_on_how_it_is_fed(
+    tables: tuple[Path, Path, Path], usual: dict[int, Any], changes: dict[str, Any]
+):
     document_of = pipeline_of(tables).spec
     history = {"tie_break": "no", "known_at": "known", **changes.pop("histories", {})}
     source = {"table": str(tables[1]), "split_rows": 64, **changes.pop("source", {})}
@@ -166,14 +191,24 @@ def lists_by_number(pipeline: Pipeline) -> dict[int, tuple[list[Any], ...]]:
     return found
 
 
-@pytest.mark.parametrize("most", [10**9, 400, 1])
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"shuffle": "off"}],
-    ids=["shuffled", "in order"],
+    ("changes", "most"),
+    [
+        ({}, 10**9),
+        ({"shuffle": "off"}, 10**9),
+        ({}, 400),
+        pytest.param({"shuffle": "off"}, 400, marks=pytest.mark.nightly),
+        pytest.param({}, 1, marks=pytest.mark.nightly),
+        pytest.param({"shuffle": "off"}, 1, marks=pytest.mark.nightly),
+    ],
+    ids=str,
 )
 def test_rows_that_see_many_events_are_joined_in_parts(
-    tables: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], most: int
+    tables: tuple[Path, Path, Path],
+    usual: dict[int, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    most: int,
 ):
     """With one part, a shuffled block's rows are put in order before they get their lists."""
     joined: list[int] = []
@@ -183,7 +218,6 @@ def test_rows_that_see_many_events_are_joined_in_parts(
         joined.append(frame.height)
         return plain(self, frame, found)
 
-    usual = lists_of(pipeline_of(tables), *NAMES)
     monkeypatch.setattr(join, "_MOST_ELEMENTS", most)
     monkeypatch.setattr(ListColumns, "joined", counted)
     folder, rows, events = tables
@@ -262,8 +296,10 @@ def changed_events(rng: np.random.Generator, events: pa.Table, cut: int) -> pa.T
     return pa.concat_tables(parts)
 
 
-@pytest.mark.parametrize("layout", ["laid out", "as it is"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("seed", "layout"),
+    [pytest.param(seed, layout, marks=in_turn(seed, layout)) for seed in range(2) for layout in LAYOUTS],
+)
 def test_later_events_and_the_order_of_the_table_change_nothing(tmp_path: Path, layout: str, seed: int):
     """What a row sees follows from the events before its time, less the lag, that were known then."""
     rng, cut = np.random.default_rng(seed), 40

@@ -170,8 +170,17 @@ def test_changed_events_are_not_served_from_a_cache(tables: tuple[Path, pa.Table
     assert second == cached(tables, own, tmp_path, cache="off")
 
 
-@pytest.mark.parametrize("rows_of_a_run", [1, 3, 40])
-@pytest.mark.parametrize("most", [6, 1000])
+@pytest.mark.parametrize(
+    ("rows_of_a_run", "most"),
+    [
+        pytest.param(1, 6, marks=pytest.mark.nightly),
+        (1, 1000),
+        (3, 6),
+        pytest.param(3, 1000, marks=pytest.mark.nightly),
+        pytest.param(40, 6, marks=pytest.mark.nightly),
+        (40, 1000),
+    ],
+)
 def test_features_of_histories_are_deduplicated(
     tables: tuple[Path, pa.Table, pa.Table],
     tmp_path: Path,

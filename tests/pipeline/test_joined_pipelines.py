@@ -204,6 +204,7 @@ def store(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_worker_processes_that_fit_and_transform_read_a_table_once_each(place: Place, store: Store, port: int):
     """Counted by the store: reads of values, that is ranges from a file's beginning."""
     large = pa.table({"item": range(60_000), "price": np.random.default_rng(3).random(60_000).astype(np.float32)})

@@ -235,6 +235,7 @@ def test_partitions_are_blocks_with_the_rows_a_tail_drops(place: Place, table: p
         assert drawn.tolist() == lanes[lane], "steps draw from partitions as the schedule says"
 
 
+@pytest.mark.nightly
 def test_a_dask_frame_that_is_used(path: Path, table: pa.Table, tmp_path: Path):
     frame = Pipeline.from_yaml(path).to_dask()
     with dask.config.set({"scheduler": "threads", "num_workers": 2, "dataframe.shuffle.method": "tasks"}):  # no files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,12 @@ FEATURES: dict[str, Any] = {
 }
 
 
+table_of = cache(rows_of)
+
+
 def write(folder: Path, **changes: Any) -> Path:
     for file in range(3):
-        table = rows_of(file)
+        table = table_of(file)
         for name, column in (changes if file == 1 else {}).items():
             table = table.set_column(table.schema.get_field_index(name), name, column)
         path = folder / f"ds=2026-01-0{file + 1}" / "part.parquet"
@@ -74,7 +78,7 @@ def path(place: Place) -> Path:
 
 @pytest.fixture(scope="module")
 def stored() -> dict[str, list[Any]]:
-    return pa.concat_tables([rows_of(file) for file in range(3)]).to_pydict()
+    return pa.concat_tables([table_of(file) for file in range(3)]).to_pydict()
 
 
 def lists(sparse: Any, what: str) -> list[list[Any]]:

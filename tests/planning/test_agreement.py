@@ -197,7 +197,7 @@ def test_a_store_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_rank_that_joined_a_failed_start_ends_its_epoch(place: Place):
-    path = place.write(batch={"size": 100, "tail": "pad"})
+    path = place.write(features={"extra": ["request_id"]}, batch={"size": 1000, "tail": "pad"})
     for rank in (0, 1):  # a start of three ranks that fails before the last one is there
         with FeedlineDataset(path, rank=rank, world_size=3) as dataset:
             assert len(dataset) > 0
@@ -257,8 +257,9 @@ def test_a_file_between_two_ranks_starts_changes_nothing(place: Place):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
-    path = place.write()
+    path = place.write(features={"extra": ["request_id"]})
     meeting = tmp_path / "meeting"
     with ExitStack() as stack:
         ranks = [

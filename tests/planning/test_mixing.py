@@ -237,7 +237,11 @@ def test_batches_in_order_do_not_depend_on_the_blocks(
     place = Place(tmp_path, clicks)
     split_rows = 10**6 if shuffle == "off" else 1024
     text = place.write(
-        shuffle=shuffle, lanes=3, source={"where": where, "split_rows": split_rows}, batch={"tail": tail}
+        features={"sparse": {"hist_0": []}, "extra": ["request_id"]},
+        shuffle=shuffle,
+        lanes=3,
+        source={"where": where, "split_rows": split_rows},
+        batch={"tail": tail},
     )
     pipeline = Pipeline.from_yaml(text)
 
@@ -327,7 +331,7 @@ def test_bytes_of_row_groups_that_keep_no_rows_do_not_count(place: Place):
     assert half.stored == pytest.approx(whole.source.row_bytes.stored, rel=0.05)
 
 
-@pytest.mark.parametrize("shuffle", [DEFAULT, STATED])
+@pytest.mark.parametrize("shuffle", [DEFAULT, pytest.param(STATED, marks=pytest.mark.nightly)])
 def test_a_state_keeps_its_window(place: Place, monkeypatch: pytest.MonkeyPatch, shuffle: Any):
     """Also with another feature, and in a release with other limits, where a new run has another window."""
     pipeline = pipeline_of(place, shuffle=shuffle)

@@ -35,6 +35,7 @@ SHUFFLES: dict[str, Any] = {
     "splits": {"seed": 5, "window_rows": 150, "rows": False},
     "by": {"seed": 5, "window_rows": 150, "by": "user"},
 }
+SEEDS = {0, 1, 6, 11, 20, 21}  # of each way to shuffle, each tail, 2 and 4 lanes, with and without a filter
 
 
 @pytest.fixture
@@ -64,7 +65,9 @@ def check_rest(place: Rewritten, pipeline: Pipeline, plan: Plan, state: dict[str
     return after
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed in SEEDS else pytest.mark.nightly) for seed in range(24)]
+)
 def test_surviving_rows_are_delivered_once(tmp_path: Path, seed: int):
     """Random tables, plans and rewrites; rebased twice, with other world sizes, and then the next epoch."""
     place = Rewritten(tmp_path, seed)
@@ -88,7 +91,7 @@ def test_surviving_rows_are_delivered_once(tmp_path: Path, seed: int):
         facts = plan.facts()
         rest = check_rest(place, pipeline, plan, state, before)
         end = (facts.rest or facts).steps
-        for size in (1, 2, 4):
+        for size in (2, 4):
             if lanes % size == 0:
                 assert Counter(steps(pipeline, plan, 0, state["step"], None, size)) == Counter(rest)
         if again == 0:  # go on for a while, and rebase what was rebased

@@ -411,6 +411,7 @@ def test_other_groups_can_be_encoded(path: Path):
     assert encoded.labels.tolist() == [[1.0], [0.0], [1.0], [0.0]]
 
 
+@pytest.mark.nightly
 def test_requests_are_measured(tmp_path: Path):
     benchmark = Path(__file__).resolve().parents[2] / "benchmarks" / "serving.py"
     command = [sys.executable, str(benchmark), "--tiny", "--json", str(tmp_path / "s.json")]

@@ -248,7 +248,10 @@ def is_writing(process: int, folder: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly), (signal.SIGKILL, -signal.SIGKILL)],
+)
 def test_a_terminated_command_leaves_no_file(path: Path, tmp_path: Path, number: signal.Signals, status: int):
     """The command waits for more of its stream after writing part of the output."""
     sink = io.BytesIO()

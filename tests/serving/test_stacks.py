@@ -88,7 +88,7 @@ def together(function: Callable[[], Encoded], monkeypatch: pytest.MonkeyPatch) -
         return function()
 
 
-@examples(60)
+@examples(30)
 @given(rows=st.lists(ROW, min_size=1, max_size=5))
 def test_stacks_give_the_bytes_of_the_pass_over_all_features(rows: list[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist(rows, SCHEMA)

@@ -12,7 +12,6 @@ import pytest
 from pipelines import image
 
 from feedline import Pipeline
-from feedline.blocks.compute import run_block
 from feedline.errors import FeedlineError
 from feedline.native import parquet
 
@@ -75,12 +74,10 @@ def pipeline(table: Path, work: Path, decoder: str = "auto", **changes: Any) -> 
 
 
 def outcome(made: Pipeline, *, expanded: bool = False) -> Any:
-    """The bytes of all batches, and the quality of all blocks; or the error."""
+    """The bytes of all batches, and the quality of all their rows; or the error."""
     try:
         batches = [arrays_of(batch.expanded()) if expanded else image(batch) for batch in made.batches()]
-        plan = made.plan()
-        requests = [plan.request(block, 0) for block in plan.source.schedule(0).blocks(0, everything=True)]
-        return batches, [run_block(plan.source.job, each, "k", False).quality.to_bytes() for each in requests]
+        return batches, [monitor.total.to_bytes() for monitor in made._monitors]
     except FeedlineError as error:
         return type(error), str(error)
 

@@ -139,7 +139,8 @@ def pipeline_of(table: Path, folder: Path, changes: dict[str, Any], cache: Path 
         "features": FEATURES | changes.get("features", {}),
         "dedup": changes.get("dedup", GROUPS),
         "batch": {"size": 120, "tail": "partial"},
-        **{key: changes[key] for key in ("shuffle", "lanes", "fit", "allow_code") if key in changes},
+        "fit": {"golden": "none", **changes.get("fit", {})},
+        **{key: changes[key] for key in ("shuffle", "lanes", "allow_code") if key in changes},
         **({} if cache is None else {"cache": {"dir": str(cache), "mode": changes.get("mode", "features"), "free": 1}}),
     }
     if not spec["dedup"]:
@@ -155,7 +156,12 @@ def plan_of(table: Path, folder: Path, changes: dict[str, Any], cache: Path | No
     return pipeline_of(table, folder, changes, cache).plan()
 
 
-@pytest.mark.parametrize("case", CASES)
+NIGHTLY = {"in order", "splits", "sample", "recorded"}  # lanes are in order; test_cached_rows has the others
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.nightly if case in NIGHTLY else ()) for case in CASES]
+)
 def test_groups_are_those_without_a_cache(
     case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +220,9 @@ def test_plain_features_are_shared_with_jobs_without_groups(table: Path, tmp_pat
     assert_same(plan, found, blocks_of(plan_of(table, tmp_path, CASES["in order"])))
 
 
-@pytest.mark.parametrize("case", ["in order", "lanes", "by session"])
+@pytest.mark.parametrize(
+    "case", [*(pytest.param(case, marks=pytest.mark.nightly) for case in ("in order", "lanes")), "by session"]
+)
 def test_features_that_call_users_functions_have_the_runs_of_their_group(
     case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +238,7 @@ def test_features_that_call_users_functions_have_the_runs_of_their_group(
             assert_same(plan, blocks_of(plan), expected)
 
 
-@pytest.mark.parametrize("fold_by", ["row", "session"])
+@pytest.mark.parametrize("fold_by", ["row", pytest.param("session", marks=pytest.mark.nightly)])
 def test_rows_that_a_fit_has_seen_end_runs(fold_by: str, table: Path, tmp_path: Path) -> None:
     encoding = {"target_encoding": {"target": "clicked", "fold_by": fold_by, "smoothing": 1}}
     rate = {"column": "item", "ops": [encoding]}
@@ -253,7 +261,7 @@ def test_rows_that_a_fit_has_seen_end_runs(fold_by: str, table: Path, tmp_path: 
     assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, other)))
 
 
-@pytest.mark.parametrize("case", ["lanes", "by session"])
+@pytest.mark.parametrize("case", [pytest.param("lanes", marks=pytest.mark.nightly), "by session"])
 def test_groups_that_are_not_worth_keeping_are_computed(
     case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
