@@ -21,16 +21,19 @@ from feedline.errors import FeederError
 from feedline.loader.batch import Batch
 
 
+STEPS = 26  # 6,666 rows in batches of 256, the rest dropped
+
+
 @pytest.fixture
 def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
-    with furnished(tmp_path, clicks) as place:
+    with furnished(tmp_path, clicks / "ds=2026-01-01") as place:
         yield place
 
 
 # -- the feeder ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deaths", [((40,), ()), pytest.param(((2, 40), (60,), (1, 70)), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("deaths", [((12,), ()), pytest.param(((2, 12), (18,), (1, 22)), marks=pytest.mark.nightly)])
 def test_a_feeder_dies_again_and_again(
     place: Place, caplog: pytest.LogCaptureFixture, deaths: tuple[tuple[int, ...], ...]
 ):
@@ -48,14 +51,14 @@ def test_a_feeder_dies_again_and_again(
                 assert [image(each) for each in held] == seen[-len(held) :]
             assert seen == oracle(path, epoch=epoch)
             if epoch == 0:  # what dead feeders had not reported is missing, and what two delivered counts once
-                assert (77 - max(steps)) * 256 <= dataset.quality["clicked"]["rows"] <= 20_000
+                assert (STEPS - 1 - max(steps)) * 256 <= dataset.quality["clicked"]["rows"] <= 6_666
             facts = dataset.facts
             assert facts["feeder"] == _feeder(dataset), "the one that serves now"
             assert Path(facts["log"]).exists()
             psutil.Process(_feeder(dataset)).kill()
         killed = len(deaths) + sum(map(len, deaths))  # the last one's successor is not needed
         assert dataset.stats().feeders == 1 + killed
-        assert dataset.stats().rows == len(deaths) * 78 * 256
+        assert dataset.stats().rows == len(deaths) * STEPS * 256
     words = [record.message for record in caplog.records if "the feeder died" in record.message]
     assert len(words) == killed
     assert all("exit status -9" in word for word in words)
@@ -71,7 +74,7 @@ def test_a_pipeline_that_is_edited_meanwhile_does_not_count(place: Place, monkey
         seen = []
         for batch in dataset:
             seen.append(image(batch))
-            if batch.step == 40:
+            if batch.step == 12:
                 if edit == "gone":
                     path.unlink()
                 else:
@@ -100,7 +103,8 @@ def test_three_deaths_without_a_batch_raise_with_the_last_words(
                 list(iterator)
         monkeypatch.undo()
         seen += [image(batch) for batch in iterator]
-        assert seen[:9] + seen[-60:] == oracle(path)[:9] + oracle(path)[-60:]
+        expected = oracle(path)
+        assert seen[:9] + seen[-8:] == expected[:9] + expected[-8:]
 
 
 def _feeder(dataset: FeedlineDataset) -> int:
@@ -112,28 +116,30 @@ def _feeder(dataset: FeedlineDataset) -> int:
 
 
 def test_worker_processes_die_and_go_with_their_feeder(place: Place):
-    path = place.write(cluster={"workers": 2, "threads": 1}, source={"split_rows": 256}, shuffle={"window_rows": 256})
+    """Of one worker, another takes the place, which makes the blocks that are left."""
+    path = place.write(cluster={"workers": 1, "threads": 1}, source={"split_rows": 256}, shuffle={"window_rows": 256})
     with FeedlineDataset(path) as dataset:
         for epoch in range(2):
             seen = []
             for batch in dataset:
                 seen.append(image(batch))
-                if (epoch, batch.step) not in ((0, 3), (1, 20)):
+                if (epoch, batch.step) not in ((0, 3), (1, 8)):
                     continue
                 family = psutil.Process(_feeder(dataset)).children(recursive=True)
-                workers = [each for each in family if "spawn_main" in " ".join(each.cmdline())]
+                [worker] = [each for each in family if "spawn_main" in " ".join(each.cmdline())]
                 if epoch == 0:
-                    workers[batch.step % len(workers)].kill()
+                    worker.kill()
                 else:
-                    assert (len(workers), dataset.stats().feeders) == (2, 1)
+                    assert dataset.stats().feeders == 1
                     psutil.Process(_feeder(dataset)).kill()
                     assert all_gone(family)
             assert seen == oracle(path, epoch=epoch)
             if epoch == 0:
-                assert {measures["rows"] for measures in dataset.quality.values()} == {20_000}, "none counts twice"
+                assert {measures["rows"] for measures in dataset.quality.values()} == {6_666}, "none counts twice"
         assert dataset.stats().feeders == 2
 
 
+@pytest.mark.nightly  # test_log_lines.py has a scheduler that dies and comes back to its worker
 def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path: Path):
     with DaskCluster(tmp_path / "dask") as dask:
         small = {"source": {"split_rows": 256}, "shuffle": {"window_rows": 256}}
@@ -142,7 +148,7 @@ def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path
             seen = []
             for batch in dataset:
                 seen.append(image(batch))
-                if batch.step == 30:
+                if batch.step == 10:
                     dask.kill()
                     dask.start()
             assert seen == oracle(path)
@@ -162,9 +168,9 @@ def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path
 def test_a_trainer_dies_and_resumes(place: Place, tmp_path: Path, cluster: dict):
     path = place.write(cluster=cluster)
     state = tmp_path / "state.pt"
-    with trainer(path, state, "--epochs", 2, "--stop-after", 100) as first:
+    with trainer(path, state, "--epochs", 2, "--stop-after", 32) as first:
         first.line("feeder .* own")
-        first.line("^1 21 ")
+        first.line("^1 5 ")
         family = first.descendants()
         first.kill()
         assert all_gone(family)
@@ -218,7 +224,7 @@ def test_deaths_without_progress_end_a_run_and_others_do_not(place: Place):
             seen = []
             for batch in dataset:
                 seen.append(image(batch))
-                if batch.step == 20:
+                if batch.step == 12:
                     assert dataset._feed.attached
                     psutil.Process(_feeder(dataset)).kill()
             assert dataset._feed.attached
