@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -14,12 +13,11 @@ import psutil
 import pytest
 import torch
 from pipelines import Place, eventually, furnished, image, oracle
-from processes import DaskCluster, all_gone, feedline, running, trainer
+from processes import DaskCluster, all_gone, feedline, trainer
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import FeederError
 from feedline.loader.batch import Batch
-
 
 STEPS = 26  # 6,666 rows in batches of 256, the rest dropped
 
@@ -189,8 +187,7 @@ def _line(batch: Batch) -> str:
 
 def test_a_trainer_dies_while_its_feeder_starts(place: Place, tmp_path: Path):
     path = place.write()
-    program = "import sys, feedline; dataset = feedline.FeedlineDataset(sys.argv[1]); print('made'); len(dataset)"
-    with running(sys.executable, "-u", "-c", program, path) as made:
+    with trainer(path, tmp_path / "state.pt") as made:
         made.line("made")
         family = made.descendants()
         assert family
@@ -199,9 +196,16 @@ def test_a_trainer_dies_while_its_feeder_starts(place: Place, tmp_path: Path):
         assert eventually(lambda: not place.left(), within_s=15), place.left()
 
 
-def test_a_trainer_is_interrupted(place: Place, tmp_path: Path):
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param({"processes": 1}, id="processes"),
+        pytest.param({"workers": 1, "threads": 1}, id="workers", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_trainer_is_interrupted(place: Place, tmp_path: Path, cluster: dict):
     """Ctrl-C reaches the whole family; the trainer's `with` block ends it."""
-    path = place.write(cluster={"workers": 1, "threads": 1})
+    path = place.write(cluster=cluster)
     with trainer(path, tmp_path / "state.pt", "--epochs", 100_000) as program:
         program.line("^1 ")
         family = program.descendants()

@@ -1,5 +1,5 @@
-"""A worker dies, and a scheduler that comes back: the batches are those of the plan, over connections with certificates,
-and feeder, worker and scheduler log it, each line with its time and level.
+"""A worker dies, and a scheduler that comes back, with certificates: the batches are those of the plan, and feeder,
+worker and scheduler log it, each line with its time and level.
 """
 
 from __future__ import annotations

@@ -217,15 +217,10 @@ def test_lanes_of_the_state_serve_where_the_file_names_none(place: Place, fresh:
 
 
 def test_another_plan_is_refused_with_both_values_and_nothing_changes(
-    path: Path, fresh: dict[str, Any], epochs: list[list[bytes]]
+    shared: FeedlineDataset, fresh: dict[str, Any], epochs: list[list[bytes]]
 ):
-    with FeedlineDataset(path) as dataset:
-        _refuse_another_plan(dataset, fresh, epochs)
-
-
-def _refuse_another_plan(dataset: FeedlineDataset, fresh: dict[str, Any], epochs: list[list[bytes]]) -> None:
-    dataset.load_state_dict(fresh)
-    iterator = iter(dataset)
+    shared.load_state_dict(fresh)
+    iterator = iter(shared)
     seen = [image(next(iterator)) for _ in range(3)]
     for key, value, text in (
         ("seed", 4, "its seed is 4, pipeline.yaml's is 3"),
@@ -234,9 +229,9 @@ def _refuse_another_plan(dataset: FeedlineDataset, fresh: dict[str, Any], epochs
         ("plan", "0" * 32, f"another plan: got {'0' * 32}, expected {fresh['plan']}"),
     ):
         with pytest.raises(StateError) as caught:
-            dataset.load_state_dict({**fresh, key: value})
+            shared.load_state_dict({**fresh, key: value})
         assert text in str(caught.value)
-    assert dataset.state_dict() == at(fresh, 0, 3)
+    assert shared.state_dict() == at(fresh, 0, 3)
     seen += [image(batch) for batch in iterator]
     assert seen == epochs[0], "the stream goes on as if nobody had asked"
 
