@@ -230,7 +230,7 @@ def test_programs_have_the_options_that_are_given():
     assert (ROOT / prepare).is_file()
     assert len(places) == 1
     _, train, *words = services["host"]["command"]
-    known = set(re.findall(r'add_argument\("(--[a-z-]+)"', (ROOT / train).read_text(encoding="utf-8")))
+    known = set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (ROOT / train).read_text(encoding="utf-8")))
     assert {word.partition("=")[0] for word in words} <= known
     keys = [word.split("=")[1] for word in words if word.startswith("--set=")]
     assert "cluster.scheduler" in keys
