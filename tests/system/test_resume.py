@@ -217,10 +217,15 @@ def test_lanes_of_the_state_serve_where_the_file_names_none(place: Place, fresh:
 
 
 def test_another_plan_is_refused_with_both_values_and_nothing_changes(
-    shared: FeedlineDataset, fresh: dict[str, Any], epochs: list[list[bytes]]
+    path: Path, fresh: dict[str, Any], epochs: list[list[bytes]]
 ):
-    shared.load_state_dict(fresh)
-    iterator = iter(shared)
+    with FeedlineDataset(path) as dataset:
+        _refuse_another_plan(dataset, fresh, epochs)
+
+
+def _refuse_another_plan(dataset: FeedlineDataset, fresh: dict[str, Any], epochs: list[list[bytes]]) -> None:
+    dataset.load_state_dict(fresh)
+    iterator = iter(dataset)
     seen = [image(next(iterator)) for _ in range(3)]
     for key, value, text in (
         ("seed", 4, "its seed is 4, pipeline.yaml's is 3"),
@@ -229,9 +234,9 @@ def test_another_plan_is_refused_with_both_values_and_nothing_changes(
         ("plan", "0" * 32, f"another plan: got {'0' * 32}, expected {fresh['plan']}"),
     ):
         with pytest.raises(StateError) as caught:
-            shared.load_state_dict({**fresh, key: value})
+            dataset.load_state_dict({**fresh, key: value})
         assert text in str(caught.value)
-    assert shared.state_dict() == at(fresh, 0, 3)
+    assert dataset.state_dict() == at(fresh, 0, 3)
     seen += [image(batch) for batch in iterator]
     assert seen == epochs[0], "the stream goes on as if nobody had asked"
 
