@@ -107,7 +107,7 @@ def document(rows: Path, events: Path, features: Mapping[str, Any], work: Path, 
         "features": {"dense": {"price": []}, **features, "extra": {"id": [], **features.get("extra", {})}},
         "batch": {"size": 16, "tail": "partial"},
         "shuffle": {"seed": 3, "window_rows": 1024},
-        "cluster": {"threads": 1},
+        "cluster": {"threads": 1, "dashboard": False},
         "memory": "64MiB",
     }
     return whole | changes

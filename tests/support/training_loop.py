@@ -2,8 +2,9 @@
 
     python training_loop.py PIPELINE.YAML STATE.PT [--epochs N] [--stop-after BATCHES]
 
-Prints "feeder PID attached|own" and then "EPOCH STEP DIGEST" per batch. Resumes from STATE.PT if that exists; the
-state is saved after each batch, before its line is printed. With --stop-after it then waits to be ended.
+Prints "made" once there is a dataset, "feeder PID attached|own" once it is served, and then "EPOCH STEP DIGEST" per
+batch. Resumes from STATE.PT if that exists; the state is saved after each batch, before its line is printed. With
+--stop-after it then waits to be ended.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--stop-after", type=int, default=-1)
     arguments = parser.parse_args()
     with FeedlineDataset(arguments.pipeline) as dataset:
+        print("made", flush=True)
         first = 0
         if arguments.state.exists():
             state = torch.load(arguments.state, weights_only=True)

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -73,12 +74,16 @@ def trained_here(folder: Path, *options: str) -> str:
 
 def test_clicks_in_sessions(clicks: Path, tmp_path: Path):
     """A partitioned table of sessions with lists: deduplicated groups, the last day held out, and an AUC."""
-    assert "the label in disguise" in begun(clicks, tmp_path, "--yes")
+    table = tmp_path / "half"
+    for file in clicks.rglob("part-00000.parquet"):
+        (table / file.parent.name).mkdir(parents=True)
+        shutil.copy(file, table / file.parent.name)
+    assert "the label in disguise" in begun(table, tmp_path, "--yes")
     spec = load_spec(tmp_path / "pipeline.yaml")
     assert spec.dedup
     assert spec.shuffle is not None
     assert spec.shuffle.by == "session_id"
-    shown = trained(tmp_path, "--epochs", "2")
+    shown = trained_here(tmp_path, "--epochs", "1")
     assert re.search(r"epoch 0: loss 0\.\d+, [\d,]+ rows", shown)
     assert re.search(r"AUC 0\.[5-9]\d+ ± 0\.\d+ on [\d,]+ held-out rows; AUC 0.5 is chance\n$", shown)
 
@@ -133,13 +138,12 @@ def test_a_coin_flip_stays_one_whatever_the_number_of_epochs(tmp_path: Path):
     pq.write_table(pa.table({"label": RNG.integers(0, 2, 2_500), **columns}), tmp_path / "coin.parquet")
     begun(tmp_path / "coin.parquet", tmp_path / "out", "--yes")
     figures = []
-    for epochs in ("1", "12"):
-        shown = trained_here(tmp_path / "out", "--epochs", epochs)
+    for options in (("--epochs", "1"), ()):  # the second training continues the first
+        shown = trained_here(tmp_path / "out", *options)
         figures += map(float, re.findall(r"AUC (\S+) ±", shown))
     assert len(figures) >= 7
     assert max(figures) < 0.62  # 500 rows: four standard errors
-    shown = trained_here(tmp_path / "out")
-    assert re.match(r"the best of \d+ epochs, after [1-7]:", shown)  # five epochs without a gain have ended it
+    assert re.search(r"^the best of \d+ epochs, after [1-7]:", shown, re.MULTILINE)  # five without a gain have ended it
 
 
 def test_check_compares_with_a_regression_on_the_same_rows(tmp_path: Path):

@@ -19,6 +19,7 @@ from schedulers import local_cluster
 
 from feedline import FeedlineDataset, Pipeline
 
+NIGHTLY = pytest.mark.nightly
 OFF = {"cache": "off"}
 TIGHT = 200_000  # bytes: of one pipeline's entries a part, so that each new file displaces another
 FEATURES = {
@@ -32,7 +33,7 @@ FEATURES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, clicks: Path) -> Iterator[Place]:
-    with furnished(tmp_path_factory.mktemp("c"), clicks) as place:
+    with furnished(tmp_path_factory.mktemp("c"), clicks / "ds=2026-01-01") as place:
         yield place
 
 
@@ -40,10 +41,12 @@ def cache_at(folder: Path, mode: str = "features", size: int = 2**30) -> dict[st
     return {"dir": str(folder), "mode": mode, "size": size, "free": 1}
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes", "scheduler"])
+@pytest.mark.parametrize("kind", ["threads", "processes", "scheduler", pytest.param("workers", marks=NIGHTLY)])
 def test_any_cluster_reads_what_it_has_kept(place: Place, tmp_path: Path, kind: str) -> None:
     with contextlib.ExitStack() as stack:
-        cluster: dict[str, Any] = {"threads": 2} if kind == "threads" else {"workers": 2, "threads": 1}
+        cluster: dict[str, Any] = {kind: 2}
+        if kind == "workers":
+            cluster["threads"] = 1
         if kind == "scheduler":
             stack.enter_context(dask.config.set(temporary_directory=str(tmp_path)))
             cluster = {"scheduler": stack.enter_context(local_cluster()).scheduler_address}

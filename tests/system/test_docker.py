@@ -22,9 +22,13 @@ from typing import Any
 
 import psutil
 import pytest
+import typer.main
 from pipelines import eventually
 from ruamel.yaml import YAML
 
+from feedline.cli import app
+from feedline.config import PipelineSpec
+from feedline.config.sections import keys_of, section_at
 from feedline.resources.instructions import choose_cpu
 from feedline.service.worker.departure import DRAIN_S
 
@@ -173,8 +177,8 @@ def host(tmp_path: Path) -> Iterator[Host]:
         yield host
 
 
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_services_work_together(host: Host, again: bool):
+@pytest.mark.nightly
+def test_services_work_together(host: Host):
     for _ in range(2):  # the second time it makes certificates of the same authority
         host.finish("certs")
     host.finish("prepare")
@@ -199,8 +203,6 @@ def test_services_work_together(host: Host, again: bool):
     assert host.stop() == [0] * 7
     assert host.left() == []
 
-    if not again:
-        return
     # Where blocks are computed changes nothing: the same training over threads of the feeder ends with the same bits.
     remote = [word for word in host.services["host"]["command"] if word.startswith("--set=cluster.")]
     local = [word for word in host.services["host"]["command"] if word not in remote]
@@ -208,6 +210,35 @@ def test_services_work_together(host: Host, again: bool):
     host.finish("host")
     assert len(remote) == 4
     assert {**host.results(), **SPEED} == {**results, **SPEED}
+
+
+def test_commands_have_the_options_that_are_given():
+    group, seen = typer.main.get_command(app), set()
+    for service in compose({})["services"].values():
+        program, name, *words = service["command"]
+        if program == "feedline":
+            command = group.get_command(typer.Context(group), name)
+            assert command is not None, name
+            command.make_context(name, words)
+            seen.add(name)
+    assert seen == {"certs", "scheduler", "worker"}
+
+
+def test_programs_have_the_options_that_are_given():
+    services = compose({})["services"]
+    _, prepare, *places = services["prepare"]["command"]
+    assert (ROOT / prepare).is_file()
+    assert len(places) == 1
+    _, train, *words = services["host"]["command"]
+    known = set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (ROOT / train).read_text(encoding="utf-8")))
+    assert {word.partition("=")[0] for word in words} <= known
+    keys = [word.split("=")[1] for word in words if word.startswith("--set=")]
+    assert "cluster.scheduler" in keys
+    for key in keys:
+        *path, name = key.split(".")
+        model = section_at(PipelineSpec, tuple(path))
+        assert model is not None, key
+        assert name in keys_of(model), key
 
 
 def test_services_start_after_what_they_need():

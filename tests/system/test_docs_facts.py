@@ -68,9 +68,15 @@ def words_of(line: str) -> list[str]:
         return line.split()
 
 
+@cache
+def whole_command() -> typer.core.TyperGroup:
+    """`feedline` with all its commands: making it costs 20 ms, and the pages show hundreds of commands."""
+    return typer.main.get_command(app)
+
+
 def command_of(words: list[str]) -> tuple[typer.core.TyperCommand | None, list[str]]:
     """The command that words call, and its arguments; None if there is no such command."""
-    command, rest = typer.main.get_command(app), words[1:]
+    command, rest = whole_command(), words[1:]
     while isinstance(command, typer.core.TyperGroup):
         if not rest:
             return None, []
@@ -156,30 +162,31 @@ def test_statistics_of_a_dataset_exist():
 
 
 @cache
+def nodes_below(folder: str) -> tuple[ast.AST, ...]:
+    """The nodes of all modules below a folder of the package."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (PACKAGE / folder).rglob("*.py"))
+    return tuple(node for tree in trees for node in ast.walk(tree))
+
+
+@cache
 def strings() -> frozenset[str]:
     """All strings of the ends of the ring."""
-    trees = [
-        ast.parse(path.read_text(encoding="utf-8"))
-        for folder in ("loader", "service", "commands")
-        for path in (PACKAGE / folder).rglob("*.py")
-    ]
-    constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return frozenset(value for value in constants if isinstance(value, str))
+    nodes = (node for folder in ("loader", "service", "commands") for node in nodes_below(folder))
+    values = (node.value for node in nodes if isinstance(node, ast.Constant))
+    return frozenset(value for value in values if isinstance(value, str))
 
 
 def message_types() -> Iterator[str]:
     """The types of messages in the code: of classes (`kind`, or a tag), and of messages written as dicts."""
-    for folder in ("loader", "service/feeder"):
-        for path in (PACKAGE / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                values: list[ast.expr | None] = []
-                of_class = isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "kind"
-                if of_class or (isinstance(node, ast.keyword) and node.arg == "tag"):
-                    values = [node.value]
-                elif isinstance(node, ast.Dict):
-                    pairs = zip(node.keys, node.values, strict=True)
-                    values = [value for key, value in pairs if getattr(key, "value", None) == "type"]
-                yield from (each.value for each in values if isinstance(each, ast.Constant) and each.value)
+    for node in (*nodes_below("loader"), *nodes_below("service/feeder")):
+        values: list[ast.expr | None] = []
+        of_class = isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "kind"
+        if of_class or (isinstance(node, ast.keyword) and node.arg == "tag"):
+            values = [node.value]
+        elif isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            values = [value for key, value in pairs if getattr(key, "value", None) == "type"]
+        yield from (each.value for each in values if isinstance(each, ast.Constant) and each.value)
 
 
 def test_the_tables_of_messages_are_complete():

@@ -34,11 +34,19 @@ def write(place: Place, file: str, /, **changes: Any) -> Path:
     table = table_of(place)
     path = place.folder / file
     source = {"exclude": str(table.exclusion)} if changes.pop("excluded", True) else {}
-    path.write_text(json.dumps(table.spec(source=source, **changes)))
+    cluster = {**changes.pop("cluster", {"threads": 1}), "dashboard": False}
+    path.write_text(json.dumps(table.spec(source=source, cluster=cluster, **changes)))
     return path
 
 
-@pytest.mark.parametrize("cluster", [{"threads": 2}, {"workers": 1, "dashboard": False}], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param({"threads": 2}, id="threads"),
+        pytest.param({"processes": 1}, id="processes"),
+        pytest.param({"workers": 1}, id="workers", marks=pytest.mark.nightly),
+    ],
+)
 def test_batches_are_those_of_the_plan_and_resume(place: Place, cluster: dict[str, Any]):
     path = write(place, "p.yaml", cluster=cluster)
     expected = [oracle(path, epoch=epoch) for epoch in range(2)]

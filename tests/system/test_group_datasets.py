@@ -185,6 +185,7 @@ def losses_of_one_process(example: ModuleType, path: Path) -> list[float]:
     return [loss_of(batch) for batch in pipeline.batches()]
 
 
+@pytest.mark.nightly
 def test_the_example_learns_what_one_process_learns(place: Place, example: ModuleType, monkeypatch: pytest.MonkeyPatch):
     """Ranks of one gloo job that read different groups; a step that is not aligned would give other losses."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by an optimizer's step

@@ -107,6 +107,7 @@ def two_hosts() -> Iterator[list[Host]]:
             finished("ip", "netns", "delete", name)
 
 
+@pytest.mark.nightly  # a cluster with certificates: test_log_lines.py; ranks: test_host_feeder.py, test_torchrun.py
 def test_two_hosts_train_on_one_cluster_with_certificates(place: Place, tmp_path: Path, two_hosts: list[Host]):
     """Footers are read, and rows counted, once for both."""
     certs, port, first = tmp_path / "certs", free_port(), two_hosts[0]

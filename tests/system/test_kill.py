@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -14,23 +13,25 @@ import psutil
 import pytest
 import torch
 from pipelines import Place, eventually, furnished, image, oracle
-from processes import DaskCluster, all_gone, feedline, running, trainer
+from processes import DaskCluster, all_gone, feedline, trainer
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import FeederError
 from feedline.loader.batch import Batch
 
+STEPS = 26  # 6,666 rows in batches of 256, the rest dropped
+
 
 @pytest.fixture
 def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
-    with furnished(tmp_path, clicks) as place:
+    with furnished(tmp_path, clicks / "ds=2026-01-01") as place:
         yield place
 
 
 # -- the feeder ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deaths", [((40,), ()), pytest.param(((2, 40), (60,), (1, 70)), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("deaths", [((12,), ()), pytest.param(((2, 12), (18,), (1, 22)), marks=pytest.mark.nightly)])
 def test_a_feeder_dies_again_and_again(
     place: Place, caplog: pytest.LogCaptureFixture, deaths: tuple[tuple[int, ...], ...]
 ):
@@ -48,14 +49,14 @@ def test_a_feeder_dies_again_and_again(
                 assert [image(each) for each in held] == seen[-len(held) :]
             assert seen == oracle(path, epoch=epoch)
             if epoch == 0:  # what dead feeders had not reported is missing, and what two delivered counts once
-                assert (77 - max(steps)) * 256 <= dataset.quality["clicked"]["rows"] <= 20_000
+                assert (STEPS - 1 - max(steps)) * 256 <= dataset.quality["clicked"]["rows"] <= 6_666
             facts = dataset.facts
             assert facts["feeder"] == _feeder(dataset), "the one that serves now"
             assert Path(facts["log"]).exists()
             psutil.Process(_feeder(dataset)).kill()
         killed = len(deaths) + sum(map(len, deaths))  # the last one's successor is not needed
         assert dataset.stats().feeders == 1 + killed
-        assert dataset.stats().rows == len(deaths) * 78 * 256
+        assert dataset.stats().rows == len(deaths) * STEPS * 256
     words = [record.message for record in caplog.records if "the feeder died" in record.message]
     assert len(words) == killed
     assert all("exit status -9" in word for word in words)
@@ -71,7 +72,7 @@ def test_a_pipeline_that_is_edited_meanwhile_does_not_count(place: Place, monkey
         seen = []
         for batch in dataset:
             seen.append(image(batch))
-            if batch.step == 40:
+            if batch.step == 12:
                 if edit == "gone":
                     path.unlink()
                 else:
@@ -100,7 +101,8 @@ def test_three_deaths_without_a_batch_raise_with_the_last_words(
                 list(iterator)
         monkeypatch.undo()
         seen += [image(batch) for batch in iterator]
-        assert seen[:9] + seen[-60:] == oracle(path)[:9] + oracle(path)[-60:]
+        expected = oracle(path)
+        assert seen[:9] + seen[-8:] == expected[:9] + expected[-8:]
 
 
 def _feeder(dataset: FeedlineDataset) -> int:
@@ -112,28 +114,30 @@ def _feeder(dataset: FeedlineDataset) -> int:
 
 
 def test_worker_processes_die_and_go_with_their_feeder(place: Place):
-    path = place.write(cluster={"workers": 2, "threads": 1}, source={"split_rows": 256}, shuffle={"window_rows": 256})
+    """Of one worker, another takes the place, which makes the blocks that are left."""
+    path = place.write(cluster={"workers": 1, "threads": 1}, source={"split_rows": 256}, shuffle={"window_rows": 256})
     with FeedlineDataset(path) as dataset:
         for epoch in range(2):
             seen = []
             for batch in dataset:
                 seen.append(image(batch))
-                if (epoch, batch.step) not in ((0, 3), (1, 20)):
+                if (epoch, batch.step) not in ((0, 3), (1, 8)):
                     continue
                 family = psutil.Process(_feeder(dataset)).children(recursive=True)
-                workers = [each for each in family if "spawn_main" in " ".join(each.cmdline())]
+                [worker] = [each for each in family if "spawn_main" in " ".join(each.cmdline())]
                 if epoch == 0:
-                    workers[batch.step % len(workers)].kill()
+                    worker.kill()
                 else:
-                    assert (len(workers), dataset.stats().feeders) == (2, 1)
+                    assert dataset.stats().feeders == 1
                     psutil.Process(_feeder(dataset)).kill()
                     assert all_gone(family)
             assert seen == oracle(path, epoch=epoch)
             if epoch == 0:
-                assert {measures["rows"] for measures in dataset.quality.values()} == {20_000}, "none counts twice"
+                assert {measures["rows"] for measures in dataset.quality.values()} == {6_666}, "none counts twice"
         assert dataset.stats().feeders == 2
 
 
+@pytest.mark.nightly  # test_log_lines.py has a scheduler that dies and comes back to its worker
 def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path: Path):
     with DaskCluster(tmp_path / "dask") as dask:
         small = {"source": {"split_rows": 256}, "shuffle": {"window_rows": 256}}
@@ -142,7 +146,7 @@ def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path
             seen = []
             for batch in dataset:
                 seen.append(image(batch))
-                if batch.step == 30:
+                if batch.step == 10:
                     dask.kill()
                     dask.start()
             assert seen == oracle(path)
@@ -162,9 +166,9 @@ def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path
 def test_a_trainer_dies_and_resumes(place: Place, tmp_path: Path, cluster: dict):
     path = place.write(cluster=cluster)
     state = tmp_path / "state.pt"
-    with trainer(path, state, "--epochs", 2, "--stop-after", 100) as first:
+    with trainer(path, state, "--epochs", 2, "--stop-after", 32) as first:
         first.line("feeder .* own")
-        first.line("^1 21 ")
+        first.line("^1 5 ")
         family = first.descendants()
         first.kill()
         assert all_gone(family)
@@ -183,8 +187,7 @@ def _line(batch: Batch) -> str:
 
 def test_a_trainer_dies_while_its_feeder_starts(place: Place, tmp_path: Path):
     path = place.write()
-    program = "import sys, feedline; dataset = feedline.FeedlineDataset(sys.argv[1]); print('made'); len(dataset)"
-    with running(sys.executable, "-u", "-c", program, path) as made:
+    with trainer(path, tmp_path / "state.pt") as made:
         made.line("made")
         family = made.descendants()
         assert family
@@ -193,9 +196,16 @@ def test_a_trainer_dies_while_its_feeder_starts(place: Place, tmp_path: Path):
         assert eventually(lambda: not place.left(), within_s=15), place.left()
 
 
-def test_a_trainer_is_interrupted(place: Place, tmp_path: Path):
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param({"processes": 1}, id="processes"),
+        pytest.param({"workers": 1, "threads": 1}, id="workers", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_trainer_is_interrupted(place: Place, tmp_path: Path, cluster: dict):
     """Ctrl-C reaches the whole family; the trainer's `with` block ends it."""
-    path = place.write(cluster={"workers": 1, "threads": 1})
+    path = place.write(cluster=cluster)
     with trainer(path, tmp_path / "state.pt", "--epochs", 100_000) as program:
         program.line("^1 ")
         family = program.descendants()
@@ -218,7 +228,7 @@ def test_deaths_without_progress_end_a_run_and_others_do_not(place: Place):
             seen = []
             for batch in dataset:
                 seen.append(image(batch))
-                if batch.step == 20:
+                if batch.step == 12:
                     assert dataset._feed.attached
                     psutil.Process(_feeder(dataset)).kill()
             assert dataset._feed.attached

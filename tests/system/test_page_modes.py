@@ -31,9 +31,9 @@ def addresses(run: Program) -> tuple[str, str | None]:
     return found[1], found[2]
 
 
-@pytest.mark.parametrize("cluster", [{}, {"threads": 1}, {"workers": 1, "threads": 1}], ids=str)
+@pytest.mark.parametrize("cluster", [{"threads": 1}, {"workers": 1, "threads": 1}], ids=str)
 def test_every_mode_has_the_page_and_names_the_setting_for_dasks(place: Place, cluster: dict[str, Any]):
-    """While a trainer trains, and Ctrl-C ends the run, whoever looks."""
+    """While a trainer trains, and Ctrl-C ends the run, whoever looks. The default mode has the test below."""
     path = place.write(epochs=1000, batch={"size": 64}, cluster={**cluster, "dashboard": True})
     with feedline("run", path) as run:
         page, dashboard = addresses(run)
@@ -59,15 +59,24 @@ def test_every_mode_has_the_page_and_names_the_setting_for_dasks(place: Place, c
 
 
 def test_a_feeder_imports_bokeh_for_a_viewer_and_never_dask(place: Place, plain_starts: None):
-    path = place.write(epochs=1, cluster={"dashboard": True})
+    path = place.write(epochs=1000, batch={"size": 64}, cluster={"dashboard": True})
     with feedline("run", path, env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}) as run:
-        page, _ = addresses(run)
+        page, dashboard = addresses(run)
+        assert dashboard is None
         before = set(re.findall(r"\| +(\w+)$", run.text, re.MULTILINE))
-        with viewer(page) as looking, FeedlineDataset(path) as dataset:
-            assert len(list(dataset)) > 0
-            wait_for(looking, "About this job")
-        run.send(signal.SIGINT)
-        run.wait()
+        with FeedlineDataset(path) as dataset:
+            for _, _ in zip(range(5), dataset, strict=False):
+                pass
+            assert (dataset.facts["live_page"], dataset.facts["dashboard"]) == (page, None)
+            with viewer(page) as looking:
+                text = wait_for(looking, "What the plan reads")
+                assert "About this job" in text
+                assert "write <code>cluster: {workers: N}</code>" in text
+                processes = run.descendants()
+                run.send(signal.SIGINT)
+                run.wait()
+        assert all_gone(processes)
+    assert "Traceback" not in run.text
     imported = set(re.findall(r"\| +(\w+)$", run.text, re.MULTILINE))
     assert "polars" in before
     assert "bokeh" in imported - before

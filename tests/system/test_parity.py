@@ -126,7 +126,12 @@ def test_one_thread(place: Place, expected: list[bytes]):
     assert delivered(place, "one", {"threads": 1}) == expected
 
 
-def test_two_worker_processes(place: Place, expected: list[bytes]):
+def test_two_processes_of_the_feeder(place: Place, expected: list[bytes]):
+    assert delivered(place, "processes", {"processes": 2}) == expected
+
+
+@pytest.mark.nightly
+def test_two_workers_of_a_local_cluster(place: Place, expected: list[bytes]):
     assert delivered(place, "two", {"workers": 2, "threads": 1}) == expected
 
 

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {"cluster": {"processes": 2}, "source": {"split_rows": 2
 
 @pytest.fixture
 def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
-    with furnished(tmp_path, clicks) as place:
+    with furnished(tmp_path, clicks / "ds=2026-01-01") as place:
         yield place
 
 
@@ -54,7 +54,7 @@ def test_random_kills_over_two_ranks(place: Place, kills: int, seed: int):
                 seen = []
                 for batch in dataset:
                     seen.append(image(batch))
-                    if left[rank] and batch.step % 9 == 3:
+                    if left[rank] and batch.step % 4 == 3:
                         victims = family(dataset, "feedline-block")
                         if chosen.random() < 0.1:
                             victims = family(dataset, "feedline-zygote")

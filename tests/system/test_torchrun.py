@@ -100,8 +100,8 @@ def torchrun(folder: Path, pipelines: Sequence[Path], *options: object, host: Pa
     own = {name: str(host / name) for name in ("XDG_RUNTIME_DIR", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")}
     for path in own.values():
         Path(path).mkdir(parents=True, mode=0o700)
-    words = (*options, SUPPORT / "ddp_training.py", folder, *pipelines)
-    return running(sys.executable, "-m", "torch.distributed.run", *words, env={**os.environ, **own})
+    words = ("--no-python", *options, sys.executable, SUPPORT / "ddp_training.py", folder, *pipelines)
+    return running(sys.executable, SUPPORT / "torchrun.py", *words, env={**os.environ, **own})
 
 
 def left(host: Path) -> list[Path]:

@@ -147,7 +147,14 @@ def test_values_belong_to_their_rows(place: Place, weighted: tuple[Path, pa.Tabl
         assert (batch.sparse["ids"].values.numpy()[starts[rows % 5 > 0]] == 0).all()
 
 
-@pytest.mark.parametrize("cluster", [{"threads": 2}, {"workers": 2, "threads": 1}], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param({"threads": 2}, id="threads"),
+        pytest.param({"processes": 2}, id="processes"),
+        pytest.param({"workers": 2, "threads": 1}, id="workers", marks=pytest.mark.nightly),
+    ],
+)
 def test_draws_are_those_of_the_oracle_wherever_they_are_computed(place: Place, cluster: dict[str, Any]):
     path = write(place, cluster=cluster, features={name: own for name, own in FEATURES.items() if name != "extra"})
     with FeedlineDataset(path) as dataset:

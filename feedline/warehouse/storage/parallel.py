@@ -21,15 +21,20 @@ T = TypeVar("T")
 Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]  # results in the order of the tasks
 
 _exiting = threading.Event()
+_stops: set[threading.Event] = set()  # of the `interruptible` blocks under way
 _thread = threading.local()
-# At exit the interpreter joins the threads of all pools before it calls `atexit`'s functions; only this private hook
-# runs earlier, so that waiting threads end.
-getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
 
 
 def stop_waiting() -> None:
-    """End all waiting for stores outside `interruptible` blocks: the process is about to end."""
+    """End all waiting for stores: the process is about to end."""
     _exiting.set()
+    for stop in tuple(_stops):
+        stop.set()
+
+
+# At exit the interpreter joins the threads of all pools before it calls `atexit`'s functions; only this private hook
+# runs earlier, so that waiting threads end.
+getattr(threading, "_register_atexit", atexit.register)(stop_waiting)
 
 
 def stop_event() -> threading.Event:
@@ -69,19 +74,25 @@ def interruptible(threads: int, name: str) -> Iterator[Pool]:
     """A pool whose threads stop waiting for a store as soon as one of them fails or the block raises (Ctrl-C included).
     The first failure is the one that is raised."""
     stop = threading.Event()
-    with ThreadPoolExecutor(
-        threads, thread_name_prefix=name, initializer=setattr, initargs=(_thread, "stop", stop)
-    ) as executor:
-        pool = Pool(executor, stop)
-        try:
-            yield pool
-        except BaseException as error:
-            executor.shutdown(wait=False, cancel_futures=True)
-            stop.set()
-            failure = pool.failure
-            if failure is not None and failure is not error and isinstance(error, StoreError):
-                raise failure from failure.__cause__  # the others report only that their waiting was ended
-            raise
+    _stops.add(stop)
+    if _exiting.is_set():
+        stop.set()
+    try:
+        with ThreadPoolExecutor(
+            threads, thread_name_prefix=name, initializer=setattr, initargs=(_thread, "stop", stop)
+        ) as executor:
+            pool = Pool(executor, stop)
+            try:
+                yield pool
+            except BaseException as error:
+                executor.shutdown(wait=False, cancel_futures=True)
+                stop.set()
+                failure = pool.failure
+                if failure is not None and failure is not error and isinstance(error, StoreError):
+                    raise failure from failure.__cause__  # the others report only that their waiting was ended
+                raise
+    finally:
+        _stops.discard(stop)
 
 
 def in_threads(function: Callable[[Any], T], tasks: Iterable[Any], *, threads: int | None = None) -> Iterator[T]:

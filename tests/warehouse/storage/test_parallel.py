@@ -8,7 +8,7 @@ import pytest
 
 from feedline.errors import DataError, StoreError
 from feedline.warehouse.storage import parallel
-from feedline.warehouse.storage.parallel import in_threads, interruptible, stop_event
+from feedline.warehouse.storage.parallel import in_threads, interruptible, stop_event, stop_waiting
 
 WAIT_S = 20
 
@@ -66,3 +66,26 @@ def test_leaving_a_block_ends_waiting_and_cancels_pending_tasks(way_out: BaseExc
     with pytest.raises(type(way_out)):
         leave()
     assert ended == [(0, True)]
+
+
+def test_the_end_of_the_process_ends_waiting_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one under way, and in one that begins later."""
+    monkeypatch.setattr(parallel, "_exiting", threading.Event())
+    waits = threading.Event()
+
+    def work(_: int) -> None:
+        waits.set()
+        assert stop_event().wait(WAIT_S)
+        raise StoreError("the work ended while it waited")
+
+    def end() -> None:
+        assert waits.wait(WAIT_S)
+        stop_waiting()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="ended while it waited"):
+            list(in_threads(work, [0]))
+    ending.join()
+    assert not parallel._stops
