@@ -61,8 +61,11 @@ def test_leaks_are_found(tmp_path: Path):
     for folder, name in (("system", "test_leaks.py"), ("unit", "test_leaks_elsewhere.py")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text(LEAKS)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rE", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).with_name("support"))}
+    # Nothing of plugins, whose modules pytest would rewrite: that took ten times as long as the tests.
+    options = ("-p", "no:cacheprovider", "--assert=plain", "-q", "-rE")
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    support = str(Path(__file__).with_name("support"))
+    environment = {**os.environ, "PYTHONPATH": support, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     lines = run.stdout.splitlines()
     failed = sorted(line.split(" ")[1] for line in lines if line.startswith("ERROR "))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from processes import ended_here
+from schedulers import local_cluster
 
 from feedline.commands.audit import audit_tables
 from feedline.commands.consoles import console_on
@@ -60,8 +62,17 @@ def test_what_differs_is_printed_by_day(path: Path):
     assert f"{place}:\n  the table has 3 events: [10, 20, 30]\n  rebuilt are   2 events: [10, 20]\n" in done.stdout
 
 
-@pytest.mark.parametrize("cluster", [{}, {"workers": 1, "threads": 1}])
-def test_strict_ends_with_1_if_anything_differs(path: Path, cluster: dict[str, int]):
+@pytest.fixture(params=["threads", "workers"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[dict[str, object]]:
+    """The section of a pipeline that compares in threads, or on workers: here those of this process."""
+    if request.param == "threads":
+        yield {}
+        return
+    with local_cluster(workers=1) as workers:
+        yield {"scheduler": workers.scheduler_address}
+
+
+def test_strict_ends_with_1_if_anything_differs(path: Path, cluster: dict[str, object]):
     own = path.with_name(f"{len(cluster)}.yaml")
     own.write_text(json.dumps({**json.loads(path.read_text()), "cluster": cluster}))
     done = ended_here("audit", own, "--compare", "items=items", "--strict", "--json")

@@ -87,25 +87,30 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     return in_shell(folder, "bash", script).splitlines()
 
 
+def nightly(words: list[str], offered: list[str]) -> object:
+    """A case whose words are completed as those of another one."""
+    return pytest.param(words, offered, marks=pytest.mark.nightly)
+
+
 # The lines that a test completes are divided as bash divides them: at = and :, too.
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
         (["pl"], ["plan"]),
-        (["ver"], ["version"]),
+        nightly(["ver"], ["version"]),
         (["generate", ""], ["clicks", "listens", "logs"]),
         (["plan", "two.yaml", "--wor"], ["--world-size"]),
         (["plan", "o"], ["other.yml", "old/"]),
-        (["plan", "old/"], ["old/one.yaml"]),
-        (["plan", "n"], [""]),
-        (["run", "two.yaml", "--sink", ""], ["trainer", "null"]),
+        nightly(["plan", "old/"], ["old/one.yaml"]),
+        nightly(["plan", "n"], [""]),
+        nightly(["run", "two.yaml", "--sink", ""], ["trainer", "null"]),
         (["run", "two.yaml", "--features", "x"], ["x_0", "x_1", "x_2"]),
-        (["run", "none.yaml", "--features", "x"], [""]),
+        nightly(["run", "none.yaml", "--features", "x"], [""]),
         (["plan", "two.yaml", "--source", ""], ["first", "second"]),
-        (["plan", "two.yaml", "--set", "batch.t"], ["batch.tail=drop", "batch.tail=pad", "batch.tail=partial"]),
+        nightly(["plan", "two.yaml", "--set", "batch.t"], ["batch.tail=drop", "batch.tail=pad", "batch.tail=partial"]),
         (["plan", "two.yaml", "--set", "shuffle.r"], ["shuffle.rows=true", "shuffle.rows=false"]),
         (["plan", "two.yaml", "--set", "batch.tail", "=", "p"], ["pad", "partial"]),
-        (["plan", "two.yaml", "--set", "batch.tail", "="], ["drop", "pad", "partial"]),
+        nightly(["plan", "two.yaml", "--set", "batch.tail", "="], ["drop", "pad", "partial"]),
     ],
     ids=lambda value: " ".join(value),
 )

@@ -216,7 +216,7 @@ def test_threads_parse_at_once_while_the_collector_runs_callbacks():
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
-            trees = list(pool.map(python_tree, [text] * 200))
+            trees = list(pool.map(python_tree, [text] * 60))
     finally:
         gc.callbacks.remove(callback)
         gc.set_threshold(*threshold)

@@ -234,7 +234,7 @@ def test_slots_freed_by_several_threads_and_by_the_collector_are_each_reported_o
     leases.books.queue.extend([(b"R",)] * 5)
     threads = 4
     made: list[list[Any]] = [[] for _ in range(threads)]
-    gc.freeze()  # the collector finds the leases among few objects
+    gc.freeze()  # the collector finds the leases among few objects; what is frozen stays so, as that of conftest.py
     for slot in range(threads * 500):
         cycle: list[Any] = [ring.lease(leases.mapping, 0, 8, leases.books, slot)]
         cycle.append(cycle)
@@ -256,7 +256,6 @@ def test_slots_freed_by_several_threads_and_by_the_collector_are_each_reported_o
             seen += [slot for packet in freed(theirs) for slot in packet]
             thread.join(0.001)
     gc.collect()
-    gc.unfreeze()
     leases.books.queue.clear()
     while leases.books.unsent:
         ring.flush(ours, leases.books.unsent)

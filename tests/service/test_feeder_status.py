@@ -140,6 +140,7 @@ def test_a_status_that_cannot_be_gathered_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+    monkeypatch.setattr(status_gatherer, "_WRITE_S", 0.05)
 
     def fail(gatherer: StatusGatherer, sessions: Any) -> None:
         raise ZeroDivisionError("of nothing")

@@ -31,7 +31,7 @@ def test_epochs_leave_no_objects_behind(tmp_path: Path):
                 trainer.begin(last=number == epochs - 1)
                 assert len(trainer.read()) == STEPS
 
-        gc.freeze()  # what is there already is not counted
+        gc.freeze()  # what is there already is not counted; it stays frozen, as conftest.py has frozen most of it
         tracemalloc.start()
         try:
             objects()  # whose own first call leaves some
@@ -45,4 +45,3 @@ def test_epochs_leave_no_objects_behind(tmp_path: Path):
             assert tracemalloc.get_traced_memory()[0] - bytes_before < BYTES
         finally:
             tracemalloc.stop()
-            gc.unfreeze()

@@ -132,11 +132,13 @@ def ended_here(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end in this process: where a process of its own is not what is tested."""
     words = [str(word) for word in arguments]
     threshold = gc.get_threshold()
+    # A command tunes garbage collection for its own process: here it must not freeze the tests' objects.
+    freeze, gc.freeze = gc.freeze, lambda: None
     try:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
             status = status_of(lambda: app(words))
-    finally:  # a command tunes garbage collection for its own process: it must not freeze these tests' objects
-        gc.unfreeze()
+    finally:
+        gc.freeze = freeze
         gc.set_threshold(*threshold)
     return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
 

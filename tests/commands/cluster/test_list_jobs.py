@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from feeder_statuses import status_of
 from job_reports import REPORT
 from processes import ended_here
@@ -13,6 +14,7 @@ from schedulers import connected, local_cluster
 from feedline.commands.cluster.list_jobs import jobs_table
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.job_reports import FeederShare
+from feedline.service.scheduler import job_listing
 from feedline.service.scheduler.job_listing import JobListing
 from feedline.service.scheduler.scheduler_metrics import job_rows
 
@@ -41,8 +43,10 @@ def test_a_job_without_a_route_of_its_own_has_all_workers():
         assert cells == [route]
 
 
-def test_what_cannot_be_asked_is_said():
-    nobody = ended_here("jobs", "tcp://127.0.0.1:9")
+def test_what_cannot_be_asked_is_said(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(job_listing, "_ANSWER_S", 0.2)  # Dask tries as long as it may
+        nobody = ended_here("jobs", "tcp://127.0.0.1:9")
     assert (nobody.returncode, "no Dask scheduler answers at tcp://127.0.0.1:9" in nobody.stderr) == (1, True)
     with local_cluster() as local:
         plain = ended_here("jobs", local.scheduler_address)

@@ -80,13 +80,14 @@ class Served:
 
 
 # A busy machine answers late: a connection that works must not be taken for one that carries nothing.
-ANSWERS_WITHIN_S = 1.0
+ANSWERS_WITHIN_S, ROUNDS = 1.0, 2
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(scheduler_connection, "_EVERY_S", 0.1)
     monkeypatch.setattr(scheduler_connection, "_ROUND_S", ANSWERS_WITHIN_S)
+    monkeypatch.setattr(scheduler_connection, "_ROUNDS", ROUNDS)
     monkeypatch.setattr(result_fetcher, "_FETCH_S", ANSWERS_WITHIN_S)
     with Served() as served:
         yield served
@@ -96,6 +97,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 def impatient_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_patches, "_EVERY_S", 0.1)
     monkeypatch.setattr(worker_patches, "_ROUND_S", ANSWERS_WITHIN_S)
+    monkeypatch.setattr(worker_patches, "_ROUNDS", ROUNDS)
 
 
 def test_results_are_lost_with_a_client_that_closes_while_they_are_gathered(

@@ -22,6 +22,7 @@ from pipelines import eventually
 from feedline.config import parse_spec
 from feedline.config.cluster_section import ClusterSpec
 from feedline.errors import ClusterError, SpecError
+from feedline.service.cluster import reporting
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.provider import load_provider, provider_config, provider_options, worker_threads
 from feedline.service.cluster.request import ClusterRequest
@@ -62,20 +63,22 @@ def not_a_cluster() -> int:
     return 3
 
 
-def test_a_class_starts_a_cluster_whose_workers_follow_the_reports():
+def test_a_class_starts_a_cluster_whose_workers_follow_the_reports(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reporting, "_EVERY_S", 0.1)
     spec = spec_of(**LOCAL, workers={"min": 1, "max": 3})
-    with closing(open_cluster(ClusterRequest(spec, threads=1, elastic=True))) as cluster:
+    quickly = dask.config.set({"distributed.adaptive.interval": "100ms"})
+    with quickly, closing(open_cluster(ClusterRequest(spec, threads=1, elastic=True))) as cluster:
         cluster.check_workers()
-        dask = cluster.dask
-        assert dask is not None
+        joined = cluster.dask
+        assert joined is not None
         assert cluster.client.submit(sum, [1, 2]).result() == 3
         for demand, workers in ((9.0, 3), (0.0, 1)):
 
             def settled(demand: float = demand, workers: int = workers) -> bool:
-                dask.reporter.report = replace(REPORT, demand_threads=demand, least_workers=0, most_workers=None)
-                return dask.size().workers == workers
+                joined.reporter.report = replace(REPORT, demand_threads=demand, least_workers=0, most_workers=None)
+                return joined.size().workers == workers
 
-            assert eventually(settled), (demand, dask.size())
+            assert eventually(settled), (demand, joined.size())
 
 
 def test_without_elasticity_there_are_the_most_workers():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import select
 import signal
@@ -86,7 +85,6 @@ class Place:
         """Keys and values of what has arrived, which is forgotten."""
         found = [(key, int(outcome.parts[0].sum()) // 100_000) for key, outcome in self.arrived]
         self.arrived.clear()
-        gc.collect()
         return found
 
     def close(self) -> None:
@@ -122,7 +120,6 @@ def test_segments_are_used_again_once_nobody_sees_their_results(place: Place):
             held = place.arrived[0][1]
         if len(place.arrived) == 2:
             del place.arrived[0]
-            gc.collect()
         place.send(result(f"{number}", number))
         assert poll.poll(0) == []
     assert mapped() == 2 * 4, "two that have arrived, a held one, and the one that is written meanwhile"
@@ -411,6 +408,7 @@ def plan(clicks: Path, tmp_path: Path) -> Plan:
     return Pipeline.from_yaml(path, {"source.split_rows": 1024, "shuffle.window_rows": 2048}).plan()
 
 
+@pytest.mark.nightly
 def test_workers_die_and_stop_and_the_blocks_are_the_same(plan: Plan):
     """Real processes: one is killed, and another one stopped, while results of theirs are in the feeder."""
     before = set(descendants())
@@ -436,7 +434,6 @@ def test_workers_die_and_stop_and_the_blocks_are_the_same(plan: Plan):
         expected = run_block(plan.source.job, plan.request(block, 0), "k", True)
         assert pack_block(plan.layout, rows) == expected.image
     del rows, kept
-    gc.collect()
     assert eventually(lambda: not mapped())
 
 

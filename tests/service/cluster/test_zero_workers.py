@@ -67,7 +67,15 @@ def test_commands_and_feeders_get_the_worker_that_they_wait_for(
         rest()
         with FeedlineDataset(path) as dataset:
             assert [image(batch) for batch in dataset] == oracle(path)
-        rest()
+
+
+@pytest.mark.nightly
+def test_a_feeder_of_a_host_gets_the_worker_that_it_waits_for(
+    scaled_to_zero: SpecCluster, tmp_path: Path, clicks: Path
+):
+    """As that of a trainer, by the same connection."""
+    with furnished(tmp_path, clicks) as place:
+        path = place.write(cluster={"scheduler": scaled_to_zero.scheduler.address, "wait_s": 60})
         with feedline("run", path) as run:
             run.line("waiting for a trainer")
             with FeedlineDataset(path) as dataset:

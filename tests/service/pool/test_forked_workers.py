@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 FEEDER = SUPPORT / "worker_feeder.py"
 KINDS = ["fork", "import"]
+# Of those that import, too, `facts` has the signal of their parent's death, and those that they ignore.
+FORKED = ["fork", pytest.param("import", marks=pytest.mark.nightly)]
 # Where an imported worker finds the tests' functions.
 PLACE = {"PYTHONPATH": str(SUPPORT)}
 
@@ -54,6 +56,10 @@ def test_each_worker_has_the_threads_that_it_is_given(facts: Any):
 
 def test_workers_have_huge_pages_though_their_feeder_has_none(facts: Any):
     assert all(worker["has huge pages"] for worker in facts["workers"])
+
+
+def test_workers_ignore_what_a_terminal_sends_to_all_processes(facts: Any):
+    assert all({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= {*worker["ignored"]} for worker in facts["workers"])
 
 
 def test_workers_share_no_descriptor_with_their_feeder_but_the_streams(facts: Any):
@@ -108,12 +114,12 @@ def test_a_worker_without_room_for_its_descriptors_is_an_error():
     assert found["rows"] == 500
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORKED)
 def test_signals_to_all_processes_are_left_to_the_trainer(kind: str):
     assert answer(fed(kind, "signals")) == 500
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORKED)
 def test_nothing_outlives_a_killed_feeder(kind: str):
     with running(sys.executable, FEEDER, kind, "hold", env={**os.environ, **PLACE}) as feeder:
         processes = [psutil.Process(pid) for pid in json.loads(feeder.line(r"^\[.*\]$")[0])]

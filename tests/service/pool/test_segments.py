@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import resource
 import socket
@@ -46,7 +45,6 @@ class Link:
 
     def release(self) -> list[int]:
         """Tell the writer which segments are free; returns them."""
-        gc.collect()
         released, self.reader.released[:] = list(self.reader.released), []
         self.writer.segments.release(released)
         return released

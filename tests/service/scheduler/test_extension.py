@@ -28,9 +28,16 @@ from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.cluster import reporting
 from feedline.service.scheduler import routes
 from feedline.service.scheduler.extension import statuses_of
 from feedline.service.scheduler.job_listing import list_jobs
+
+
+@pytest.fixture(autouse=True)
+def frequent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feeders report ten times a second: tests wait for what follows."""
+    monkeypatch.setattr(reporting, "_EVERY_S", 0.1)
 
 
 def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
@@ -62,6 +69,7 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
 
 def test_nothing_is_kept_of_tasks_that_are_over():
     """Dask's spans would keep each group of tasks that ended before the next one began."""
+    gc.freeze()  # the groups are found among few objects
     with (
         dask.config.set({"distributed.diagnostics.computations.max-history": 1}),
         local_cluster("feedline.service.scheduler.preload", workers=1) as local,

@@ -78,7 +78,7 @@ class World:
         self.wall_offset_s = 0.0
         self.turns = 0
         self.pause_share = 0.0
-        self.log: list[str] = []
+        self._notes: list[tuple[float, str, str]] = []
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self._limit_s = self.now_s + limit_s
@@ -87,6 +87,7 @@ class World:
         self._main = threading.Lock()
         self._main.acquire()
         self._failure: BaseException | None = None
+        self._until: Callable[[], bool] = lambda: True
 
     # -- what the code under test sees --------------------------------------------------------------------------------
 
@@ -103,8 +104,11 @@ class World:
         if actor.is_killed:
             raise Killed
         actor.ready, actor.until_s = ready, None if seconds is None else self.now_s + max(0.0, seconds)
-        self._main.release()
-        actor.turn.acquire()
+        self.current = None
+        following = self._advance(in_actor=True)
+        if following is not actor:
+            (self._main if following is None else following.turn).release()
+            actor.turn.acquire()
         actor.ready = None
         if actor.is_killed:
             raise Killed
@@ -125,7 +129,11 @@ class World:
     def note(self, text: str) -> None:
         """A line of the log."""
         name = "-" if self.current is None else self.current.name
-        self.log.append(f"{self.now_s - 1000:.6f} {name}: {text}")
+        self._notes.append((self.now_s, name, text))
+
+    @property
+    def log(self) -> list[str]:
+        return [f"{now_s - 1000:.6f} {name}: {text}" for now_s, name, text in self._notes]
 
     @property
     def digest(self) -> str:
@@ -188,14 +196,16 @@ class World:
 
     def run(self, until: Callable[[], bool]) -> None:
         """Let actors take turns until the condition holds. Raises what an actor raises, and StuckError."""
-        while not until():
-            self._turn()
-            if self._failure is not None:
-                raise self._failure
+        self._until = until
+        while (actor := self._advance(in_actor=False)) is not None:
+            self._resume(actor)
+        if self._failure is not None:
+            raise self._failure
 
     def end(self) -> None:
         """Kill what is left, so that no thread stays."""
         self._events.clear()
+        self._until = lambda: True
         for process in {id(each.process): each.process for each in self.actors}.values():
             self.kill(process)
         for actor in self.actors:
@@ -204,7 +214,25 @@ class World:
             assert actor.thread is not None
             actor.thread.join()
 
-    def _turn(self) -> None:
+    def _advance(self, *, in_actor: bool) -> Actor | None:
+        """Begin the next actor's turn, in the thread of the last one: switches of threads cost more than most turns.
+
+        Returns None if the run has ended, and in an actor where an event is due, since those are of no actor's thread.
+        """
+        try:
+            while self._failure is None and not self._until():
+                if in_actor and self._events and self._events[0][0] <= self.now_s:
+                    return None
+                if (actor := self._turn()) is not None:
+                    self.current = actor
+                    actor.until_s = None
+                    return actor
+        except BaseException as error:  # of an event or a condition: it is the run's
+            self._failure = error
+        return None
+
+    def _turn(self) -> Actor | None:
+        """The actor that runs next; None where only time has passed."""
         self.turns += 1
         if self.turns > _MOST_TURNS:
             raise StuckError(f"the run has not ended after {self.turns} turns, {self.now_s - 1000:.3f} virtual seconds")
@@ -217,15 +245,13 @@ class World:
         self.actors = [each for each in self.actors if not each.has_ended or self._join(each)]
         dead = next((each for each in self.actors if each.is_killed), None)
         if dead is not None:
-            self._resume(dead)
-            return
+            return dead
         able = [each for each in self.actors if each.process.resumes_s <= self.now_s and self._can_run(each)]
         if able:
             actor = able[0] if len(able) == 1 else self.random.choice(able)
             self.now_s += _TURN_S
             self.note(f"{actor.name} runs")
-            self._resume(actor)
-            return
+            return actor
         times = [self._events[0][0]] if self._events else []
         for each in self.actors:
             if each.process.resumes_s > self.now_s and self._can_run(each):
@@ -236,6 +262,7 @@ class World:
             waiting = ", ".join(each.name for each in self.actors)
             raise StuckError(f"nobody can run any more: {waiting} wait for each other")
         self.now_s = max(self.now_s, min(times))
+        return None
 
     def _join(self, actor: Actor) -> bool:
         assert actor.thread is not None
@@ -248,6 +275,7 @@ class World:
         return actor.ready is not None and bool(actor.ready())
 
     def _resume(self, actor: Actor) -> None:
+        """Let an actor run, and those after it, until one ends or only the main thread can go on."""
         self.current = actor
         actor.until_s = None
         actor.turn.release()
