@@ -8,6 +8,6 @@ NIGHTLY = "nightly"  # the profile
 FEWEST = 10
 
 
-def examples(count: int) -> settings:
-    """The settings of a test that draws this many examples in nightly runs."""
-    return settings(max_examples=count if settings.get_current_profile_name() == NIGHTLY else max(FEWEST, count // 3))
+def examples(count: int, *, fewest: int = FEWEST) -> settings:
+    """The settings of a test that draws this many examples in nightly runs; else no fewer than `fewest`."""
+    return settings(max_examples=count if settings.get_current_profile_name() == NIGHTLY else max(fewest, count // 3))

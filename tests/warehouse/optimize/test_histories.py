@@ -26,6 +26,7 @@ from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.parquet.history_note import STRIPE_ROWS
 
 HISTORY: dict[str, Any] = {"history": "user", "sort_by": ("ts", "no"), "row_group_rows": 1024}
+FEW_BYTES: dict[str, Any] = {"memory_bytes": 400_000, "file_bytes": 60_000}  # several tasks, each of several files
 SPELLED = {
     "int32": lambda user: user,
     "string": "user-{}".format,
@@ -118,8 +119,15 @@ def assert_stripes(path: Path) -> None:
             assert sum(rows) == group.num_rows
 
 
-@pytest.mark.parametrize("kind", SPELLED)
-@pytest.mark.parametrize("limits", [{}, {"memory_bytes": 400_000, "file_bytes": 60_000}])
+@pytest.mark.parametrize(
+    ("kind", "limits"),
+    [
+        ("int32", {}),
+        ("string", FEW_BYTES),
+        *(pytest.param(*rest, marks=pytest.mark.nightly) for rest in (("date32", {}), ("date32", FEW_BYTES))),
+        *(pytest.param(*rest, marks=pytest.mark.nightly) for rest in (("int32", FEW_BYTES), ("string", {}))),
+    ],
+)
 def test_events_of_all_days_are_one_table_of_histories(tmp_path: Path, kind: str, limits: dict[str, Any]) -> None:
     source, target = warehouse(tmp_path / "in", kind=kind), tmp_path / "out"
     report = rewrite(source, target, **HISTORY, **limits)
