@@ -131,7 +131,7 @@ def test_requests_lie_as_optimize_writes_them(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("few_rows")
 def test_bytes_depend_on_the_logs_alone_and_late_rows_rebuild(tmp_path: Path) -> None:
-    logs = logs_of(4, rows=120)
+    logs = logs_of(4, rows=120, days=1)
     write_logs({**logs, "clicks": logs["clicks"].slice(30)}, tmp_path / "logs")
     spec = spec_of(tmp_path, layout=REQUESTS, late="rebuild")
     built(spec)
@@ -152,7 +152,7 @@ def test_bytes_depend_on_the_logs_alone_and_late_rows_rebuild(tmp_path: Path) ->
 
 
 def test_a_request_keeps_the_negatives_that_are_kept(tmp_path: Path) -> None:
-    write_logs(logs_of(5, rows=300), tmp_path / "logs")
+    write_logs(logs_of(5, rows=300, days=1), tmp_path / "logs")
     more = "negatives: {where: not clicked, keep: 0.25, weight: w}\n"
     built(spec_of(tmp_path, out="rows", more=more))
     layout = REQUESTS.replace("candidates: [", "candidates: ['w*', ")

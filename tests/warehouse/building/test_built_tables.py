@@ -255,7 +255,7 @@ def test_logs_that_are_gone_leave_the_table_as_it_is(tmp_path: Path) -> None:
 
 
 def test_negatives_are_kept_by_their_key_and_weighted(tmp_path: Path) -> None:
-    logs = drawn_logs(13, rows=500)
+    logs = drawn_logs(13, rows=450, days=1)
     write_logs(logs, tmp_path / "logs")
     whole = spec_of(tmp_path)
     built(whole)
@@ -339,7 +339,7 @@ def test_a_follower_reads_what_is_built_and_notices_what_is_built_again(tmp_path
 
 
 def test_logs_may_be_tables_with_a_log(tmp_path: Path) -> None:
-    logs = drawn_logs(17, rows=90)
+    logs = drawn_logs(17, rows=90, days=1)
     write_logs(logs, tmp_path / "logs", files=1)
     built(spec_of(tmp_path))
     for name in ("impressions", "clicks"):
@@ -350,7 +350,7 @@ def test_logs_may_be_tables_with_a_log(tmp_path: Path) -> None:
 
 
 def test_bytes_do_not_depend_on_how_writers_name_elements_or_code_strings(tmp_path: Path) -> None:
-    logs = drawn_logs(18, rows=90)
+    logs = drawn_logs(18, rows=90, days=1)
     write_logs(logs, tmp_path / "logs", files=1)
     built(spec_of(tmp_path))
     table = logs["impressions"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from column_sources import DAYS, SeededValues, add_seeded, seeded, write_days
 from deleted_rows import delete_from, dying_deletion
+from drawn_examples import examples
 from forked import forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,7 +138,7 @@ def compare(root: Path, work_dir: str, changes: list[tuple]) -> None:
     assert not (root / HIDDEN).exists()
 
 
-@settings(max_examples=4, deadline=None)
+@examples(9, fewest=3)
 @given(changes=st.lists(CHANGES, min_size=2, max_size=4), rows=st.sampled_from([1, 64, 200]))
 def test_what_stays_is_what_duckdb_leaves(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple], rows: int
@@ -268,12 +268,13 @@ def killed(table: Path, where: str, place: str, turn: int) -> None:
     process.close()
 
 
-def moments() -> Iterator[tuple[str, int]]:
-    yield from (("log", 1), ("write", 2), ("write", 5), ("move", 1), ("commit", 1), ("move", 2), ("move", 3))
-    yield from (("removal", 1), ("removal", 2), ("log", 2), ("release", 1), ("release", 2))
+OFTEN = [("log", 1), ("write", 2), ("commit", 1), ("move", 2), ("removal", 2)]
+RARELY = [("write", 5), ("move", 1), ("move", 3), ("removal", 1), ("log", 2), ("release", 1), ("release", 2)]
 
 
-@pytest.mark.parametrize(("place", "turn"), list(moments()))
+@pytest.mark.parametrize(
+    ("place", "turn"), [*OFTEN, *(pytest.param(*moment, marks=pytest.mark.nightly) for moment in RARELY)]
+)
 def test_a_killed_run_leaves_old_or_new_rows_of_each_file(table: Path, place: str, turn: int) -> None:
     rows = Table(table).read()
     before, after = by_day(rows), by_day(left(rows, SQL))
