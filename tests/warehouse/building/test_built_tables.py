@@ -110,7 +110,7 @@ def compare(*, seed: int, rule: str, grain_s: int, small: bool) -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@examples(3, fewest=1)
+@examples(3, by_day=1)
 def test_every_outcome_is_joined_once_or_unmatched(seed: int) -> None:
     logs = drawn_logs(seed, days=3)
     days = pc.floor_temporal(logs["impressions"]["ts"], unit="day").unique()

@@ -138,7 +138,7 @@ def compare(root: Path, work_dir: str, changes: list[tuple]) -> None:
     assert not (root / HIDDEN).exists()
 
 
-@examples(9, fewest=3)
+@examples(9, by_day=3)
 @given(changes=st.lists(CHANGES, min_size=2, max_size=4), rows=st.sampled_from([1, 64, 200]))
 def test_what_stays_is_what_duckdb_leaves(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple], rows: int
