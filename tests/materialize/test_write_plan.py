@@ -200,7 +200,7 @@ def test_parquet_equals_batches(place: Place, tmp_path: Path, name: str):
 
 
 def test_worker_processes_write_the_same_files(place: Place, tmp_path: Path):
-    with pipeline_cluster(pipeline(place, cluster={"workers": 2}).spec) as cluster:
+    with pipeline_cluster(pipeline(place, cluster={"workers": 1}).spec) as cluster:
         assert cluster is not None
         for format in write_plan.FORMATS:
             pipeline(place).materialize(tmp_path / format, format=format, workers=DaskWorkers(cluster), map=cluster.map)

@@ -90,7 +90,7 @@ def test_a_killed_build_leaves_whole_partitions_and_the_next_one_does_the_rest(
     assert not (tmp_path / "out" / HIDDEN).exists()
 
 
-@pytest.mark.parametrize("without_exchange", [False, True])
+@pytest.mark.parametrize("without_exchange", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_partition_built_again_is_the_old_one_or_the_new_one(
     tmp_path: Path, whole: dict[str, bytes], without_exchange: bool
 ) -> None:

@@ -250,6 +250,7 @@ def test_a_column_named_like_flags_is_a_column(tmp_path: Path) -> None:
         rewrite(tmp_path / "copy.parquet", tmp_path / "other")
 
 
+@pytest.mark.nightly
 def test_a_table_in_place_is_rewritten_as_the_plain_one(tmp_path: Path) -> None:
     """Its groups are kept, replaced or expanded, in another order of rows: every file has the bytes that it gets from
     the plain table, apart from the note that names the sources."""
