@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zarr
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
@@ -83,7 +84,7 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-@settings(max_examples=10)
+@examples(10, by_day=4)
 @given(
     st.lists(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=9), min_size=1, max_size=5),
     st.sampled_from([16, 64, 1 << 20]),  # bytes of a buffer: shards of one chunk, of two, of up to four

@@ -99,8 +99,9 @@ def in_polars(root: Path) -> pa.Table:
 
 
 def multiset(table: pa.Table) -> Counter[str]:
-    """Count the rows as strings, independent of the order of rows and columns."""
-    return Counter(str(sorted(row.items())) for row in table.to_pylist())
+    """Count the rows as strings, independent of the order of rows and columns, and their columns' names."""
+    names = sorted(table.column_names)
+    return Counter([str(names), *map(repr, zip(*(table[name].to_pylist() for name in names), strict=True))])
 
 
 def key_hash(values: list[Any]) -> int:

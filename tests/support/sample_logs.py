@@ -48,7 +48,7 @@ def times(seconds: Sequence[float] | np.ndarray[Any, Any]) -> pa.Array:
 
 
 def drawn_logs(
-    seed: int, *, rows: int = 300, days: int = 2, grain_s: int = 60, whole_requests: bool = False
+    seed: int, *, rows: int = 150, days: int = 2, grain_s: int = 60, whole_requests: bool = False
 ) -> dict[str, pa.Table]:
     """Logs with ties, duplicates, conflicts, orphans and nulls. grain_s: times are multiples of it. whole_requests:
     the impressions of a request are of one user and time."""
@@ -114,7 +114,7 @@ def _repeated(random: np.random.Generator, table: pa.Table) -> pa.Table:
     return pa.concat_tables([table, again])
 
 
-def write_logs(logs: dict[str, pa.Table], folder: Path, seed: int = 0, *, files: int = 3) -> None:
+def write_logs(logs: dict[str, pa.Table], folder: Path, seed: int = 0, *, files: int = 2) -> None:
     """Write logs as folders of some files, the rows in a random order."""
     random = np.random.default_rng(seed)
     for name, table in logs.items():

@@ -135,7 +135,7 @@ def test_a_record_that_was_altered_is_refused(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_in_the_middle_leaves_what_the_next_run_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, message: str
 ) -> None:
-    write_logs(drawn_logs(34, rows=60), tmp_path / "logs", files=1)
+    write_logs(drawn_logs(34, rows=60, days=1), tmp_path / "logs", files=1)
     spec = spec_of(tmp_path)
 
     def refuse(*_: object) -> None:
@@ -162,7 +162,7 @@ def test_rows_without_time_are_counted_and_left_out(tmp_path: Path) -> None:
 
 
 def test_times_of_another_unit_and_zone_are_the_same_moments(tmp_path: Path) -> None:
-    logs = drawn_logs(36, rows=100)
+    logs = drawn_logs(36, rows=90, days=1)
     write_logs(logs, tmp_path / "logs", files=1)
     made(spec_of(tmp_path))
     zoned = {}
@@ -181,7 +181,7 @@ def test_times_of_another_unit_and_zone_are_the_same_moments(tmp_path: Path) -> 
 
 
 def test_row_groups_without_statistics_are_read(tmp_path: Path) -> None:
-    logs = drawn_logs(37, rows=100)
+    logs = drawn_logs(37, rows=90, days=1)
     write_logs(logs, tmp_path / "logs", files=1)
     made(spec_of(tmp_path))
     for name in ("impressions", "clicks"):

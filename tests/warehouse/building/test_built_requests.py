@@ -78,7 +78,7 @@ def exploded(folder: Path) -> pa.Table:
 
 @pytest.mark.usefixtures("few_rows")
 def test_exploded_rows_are_the_impressions_of_sql(tmp_path: Path) -> None:
-    logs = logs_of(1, rows=180)
+    logs = logs_of(1, rows=120)
     write_logs(logs, tmp_path / "logs")
     report = built(spec_of(tmp_path, layout=REQUESTS))
     samples = joined_by_sql(logs, "last").sql("select * from samples").to_arrow_table()
@@ -131,7 +131,7 @@ def test_requests_lie_as_optimize_writes_them(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("few_rows")
 def test_bytes_depend_on_the_logs_alone_and_late_rows_rebuild(tmp_path: Path) -> None:
-    logs = logs_of(4, rows=120)
+    logs = logs_of(4, rows=120, days=1)
     write_logs({**logs, "clicks": logs["clicks"].slice(30)}, tmp_path / "logs")
     spec = spec_of(tmp_path, layout=REQUESTS, late="rebuild")
     built(spec)
@@ -146,13 +146,13 @@ def test_bytes_depend_on_the_logs_alone_and_late_rows_rebuild(tmp_path: Path) ->
     again = built(spec)
     assert (again.built, {each.state for each in again.partitions}) == ((), {CLOSED})
     shutil.rmtree(tmp_path / "out")
-    write_logs(logs, tmp_path / "logs", 1, files=6)
+    write_logs(logs, tmp_path / "logs", 1, files=3)
     built(spec)
     assert table_bytes(tmp_path / "out") == late
 
 
 def test_a_request_keeps_the_negatives_that_are_kept(tmp_path: Path) -> None:
-    write_logs(logs_of(5, rows=600), tmp_path / "logs")
+    write_logs(logs_of(5, rows=300, days=1), tmp_path / "logs")
     more = "negatives: {where: not clicked, keep: 0.25, weight: w}\n"
     built(spec_of(tmp_path, out="rows", more=more))
     layout = REQUESTS.replace("candidates: [", "candidates: ['w*', ")

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_logs import (
@@ -68,14 +69,25 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "_LEAST_JOIN_ROWS", 40)
 
 
-@settings(max_examples=6)
+@pytest.mark.parametrize(("rule", "grain_s", "small"), [("first", 900, True), ("all", 1, False)])
+def test_rows_labels_and_counts_are_those_of_sql(rule: str, grain_s: int, small: bool) -> None:
+    """The rule `last` is that of tests/warehouse/building/test_built_requests.py."""
+    compare(seed=1, rule=rule, grain_s=grain_s, small=small)
+
+
+@pytest.mark.nightly
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 10_000),
     rule=st.sampled_from(["last", "first", "all"]),
     grain_s=st.sampled_from([1, 60, 900]),
     small=st.booleans(),
 )
-def test_rows_labels_and_counts_are_those_of_sql(seed: int, rule: str, grain_s: int, small: bool) -> None:
+def test_rows_labels_and_counts_of_many_logs_are_those_of_sql(seed: int, rule: str, grain_s: int, small: bool) -> None:
+    compare(seed=seed, rule=rule, grain_s=grain_s, small=small)
+
+
+def compare(*, seed: int, rule: str, grain_s: int, small: bool) -> None:
     logs = drawn_logs(seed, rows=120, grain_s=grain_s)
     with folder() as place, pytest.MonkeyPatch.context() as patch:
         if small:
@@ -98,10 +110,10 @@ def test_rows_labels_and_counts_are_those_of_sql(seed: int, rule: str, grain_s: 
             assert each.rows == each.impressions - each.keyless - each.duplicates - each.conflicting
 
 
-@settings(max_examples=2)
 @given(seed=st.integers(0, 10_000))
+@examples(3, by_day=1)
 def test_every_outcome_is_joined_once_or_unmatched(seed: int) -> None:
-    logs = drawn_logs(seed, rows=150, days=3)
+    logs = drawn_logs(seed, days=3)
     days = pc.floor_temporal(logs["impressions"]["ts"], unit="day").unique()
     with folder() as place:
         write_logs(logs, place / "logs")
@@ -118,13 +130,13 @@ def test_every_outcome_is_joined_once_or_unmatched(seed: int) -> None:
 
 @pytest.mark.usefixtures("few_rows")
 def test_bytes_do_not_depend_on_files_order_memory_or_threads(tmp_path: Path) -> None:
-    logs = drawn_logs(5, rows=300)
+    logs = drawn_logs(5, days=1)
     write_logs(logs, tmp_path / "logs")
     spec = spec_of(tmp_path)
     built(spec)
     first = table_bytes(tmp_path / "out")
-    assert len(first) == 4
-    for seed, files, runner in ((1, 1, SMALL), (2, 7, ONE)):
+    assert len(first) == 2
+    for seed, files, runner in ((1, 1, SMALL), (2, 5, ONE)):
         shutil.rmtree(tmp_path / "out")
         write_logs(logs, tmp_path / "logs", seed, files=files)
         built(spec, runner)
@@ -182,23 +194,28 @@ def add_file(place: Path, name: str, table: pa.Table) -> None:
     pq.write_table(table, path)
 
 
-@pytest.mark.parametrize("name", ["clicks", "orders", "users", "impressions"])
-def test_late_rows_rebuild_their_partition(tmp_path: Path, name: str) -> None:
-    logs = drawn_logs(9)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    write_logs(logs, whole / "logs")
-    built(spec_of(whole))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The table of logs of which no row is late."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_logs(drawn_logs(9, days=1), folder / "logs")
+    built(spec_of(folder))
+    return table_bytes(folder / "out")
+
+
+@pytest.mark.parametrize("name", ["clicks", pytest.param("orders", marks=pytest.mark.nightly), "users", "impressions"])
+def test_late_rows_rebuild_their_partition(tmp_path: Path, whole: dict[str, bytes], name: str) -> None:
+    logs = drawn_logs(9, days=1)
     early, late = late_part(logs, name, 40)
     write_logs(early, tmp_path / "logs")
     spec = spec_of(tmp_path, late="rebuild")
     built(spec)
-    assert table_bytes(tmp_path / "out") != table_bytes(whole / "out")
+    assert table_bytes(tmp_path / "out") != whole
     add_file(tmp_path, name, late)
     seen = look(spec, now_ns=END_NS, until_ns=END_NS, runner=ONE)
     assert {each.state for each in seen.partitions} == {LATE}
     built(spec)
-    assert table_bytes(tmp_path / "out") == table_bytes(whole / "out")
+    assert table_bytes(tmp_path / "out") == whole
     assert built(spec).built == ()
 
 
@@ -239,7 +256,7 @@ def test_logs_that_are_gone_leave_the_table_as_it_is(tmp_path: Path) -> None:
 
 
 def test_negatives_are_kept_by_their_key_and_weighted(tmp_path: Path) -> None:
-    logs = drawn_logs(13, rows=900)
+    logs = drawn_logs(13, rows=450, days=1)
     write_logs(logs, tmp_path / "logs")
     whole = spec_of(tmp_path)
     built(whole)
@@ -323,7 +340,7 @@ def test_a_follower_reads_what_is_built_and_notices_what_is_built_again(tmp_path
 
 
 def test_logs_may_be_tables_with_a_log(tmp_path: Path) -> None:
-    logs = drawn_logs(17, rows=90)
+    logs = drawn_logs(17, rows=90, days=1)
     write_logs(logs, tmp_path / "logs", files=1)
     built(spec_of(tmp_path))
     for name in ("impressions", "clicks"):
@@ -334,7 +351,7 @@ def test_logs_may_be_tables_with_a_log(tmp_path: Path) -> None:
 
 
 def test_bytes_do_not_depend_on_how_writers_name_elements_or_code_strings(tmp_path: Path) -> None:
-    logs = drawn_logs(18, rows=90)
+    logs = drawn_logs(18, rows=90, days=1)
     write_logs(logs, tmp_path / "logs", files=1)
     built(spec_of(tmp_path))
     table = logs["impressions"]

@@ -22,7 +22,7 @@ from feedline.warehouse.building.build import build
 from feedline.warehouse.optimize.landing import HIDDEN
 from feedline.warehouse.optimize.optimize import TaskRunner
 
-LOGS = drawn_logs(21, rows=150, whole_requests=True)
+LOGS = drawn_logs(21, rows=100, whole_requests=True)
 LAYOUTS = {"impressions": ROWS, "requests": REQUESTS}
 KILLS, SEEDS = 4, 25  # of each layout: 200 kills in all
 
@@ -57,7 +57,7 @@ def assert_whole(folder: Path, tables: list[dict[str, bytes]]) -> None:
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
     """The tables that builds make that nobody kills, by layout."""
     folder = tmp_path_factory.mktemp("whole")
-    write_logs(LOGS, folder / "logs")
+    write_logs(LOGS, folder / "logs", files=1)
     for name, layout in LAYOUTS.items():
         built(spec_of(folder, out=name, layout=layout))
     return {name: table_bytes(folder / name) for name in LAYOUTS}
@@ -69,12 +69,19 @@ def whole(wholes: dict[str, dict[str, bytes]]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("where", "turn"), [("spill", 3), ("file", 1), ("land", 2), ("land", 4), ("land", 5), ("claim", 1), ("claim", 2)]
+    ("where", "turn"),
+    [
+        ("spill", 3),
+        ("file", 1),
+        ("land", 4),
+        ("claim", 2),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("land", 2), ("land", 5), ("claim", 1))),
+    ],
 )
 def test_a_killed_build_leaves_whole_partitions_and_the_next_one_does_the_rest(
     tmp_path: Path, whole: dict[str, bytes], where: str, turn: int
 ) -> None:
-    write_logs(LOGS, tmp_path / "logs")
+    write_logs(LOGS, tmp_path / "logs", files=1)
     spec = spec_of(tmp_path)
     assert killed(tmp_path, (where,), turn)
     assert_whole(tmp_path / "out", [whole])
@@ -83,12 +90,12 @@ def test_a_killed_build_leaves_whole_partitions_and_the_next_one_does_the_rest(
     assert not (tmp_path / "out" / HIDDEN).exists()
 
 
-@pytest.mark.parametrize("without_exchange", [False, True])
+@pytest.mark.parametrize("without_exchange", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_partition_built_again_is_the_old_one_or_the_new_one(
     tmp_path: Path, whole: dict[str, bytes], without_exchange: bool
 ) -> None:
     early = {**LOGS, "clicks": LOGS["clicks"].slice(40)}
-    write_logs(early, tmp_path / "logs")
+    write_logs(early, tmp_path / "logs", files=1)
     spec = spec_of(tmp_path, late="rebuild")
     built(spec)
     before = table_bytes(tmp_path / "out")
@@ -125,7 +132,7 @@ def test_random_kills_leave_the_same_table(
 
 
 def test_two_builders_at_once_are_refused(tmp_path: Path) -> None:
-    write_logs(LOGS, tmp_path / "logs")
+    write_logs(LOGS, tmp_path / "logs", files=1)
     spec = spec_of(tmp_path)
     (tmp_path / "out").mkdir()
     lock = os.open(tmp_path / "out" / "_build.lock", os.O_RDWR | os.O_CREAT)

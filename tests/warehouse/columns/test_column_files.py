@@ -16,6 +16,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from column_sources import DAYS, SeededValues, add_seeded, killed_add, write_days
+from drawn_examples import examples
 from forked import forked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -104,7 +105,7 @@ def read_with(snapshot: Snapshot, names: list[str]) -> pa.Table:
     return pa.concat_tables([read_arrow(each, ReadRequest(names, snapshot.schema)) for each in fragments])
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(12, by_day=5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(ADD | DROP, min_size=1, max_size=5), rows=st.sampled_from([1, 64, 200]))
 def test_a_table_is_duckdbs_join_of_base_and_column_files(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple], rows: int

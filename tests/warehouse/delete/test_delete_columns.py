@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from column_sources import DAYS, SeededValues, add_seeded, seeded, write_days
 from deleted_rows import delete_from, dying_deletion
+from drawn_examples import examples
 from forked import forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,7 +138,7 @@ def compare(root: Path, work_dir: str, changes: list[tuple]) -> None:
     assert not (root / HIDDEN).exists()
 
 
-@settings(max_examples=4, deadline=None)
+@examples(9, by_day=3)
 @given(changes=st.lists(CHANGES, min_size=2, max_size=4), rows=st.sampled_from([1, 64, 200]))
 def test_what_stays_is_what_duckdb_leaves(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple], rows: int
@@ -163,15 +163,21 @@ WHERE = 'x % 3 == 0 or ds == "2026-01-03"'
 SQL = "x % 3 = 0 or ds = date '2026-01-03'"
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """x in two versions, y, and z, which was dropped: the second day has four column files."""
-    root = write_days(tmp_path / "t")
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table below, to copy."""
+    root = write_days(tmp_path_factory.mktemp("kept") / "t")
     for name in "xyz":
         add_seeded(root, name, KINDS[name])
     add_seeded(root, "x", seed=2, where='ds == "2026-01-02"', replaced=True)
     drop_columns(str(root), ["z"])
     return root
+
+
+@pytest.fixture
+def table(tmp_path: Path, kept: Path) -> Path:
+    """x in two versions, y, and z, which was dropped: the second day has four column files."""
+    return Path(shutil.copytree(kept, tmp_path / "t"))
 
 
 def test_row_groups_of_column_files_are_copied_too(tmp_path: Path) -> None:
@@ -268,12 +274,13 @@ def killed(table: Path, where: str, place: str, turn: int) -> None:
     process.close()
 
 
-def moments() -> Iterator[tuple[str, int]]:
-    yield from (("log", 1), ("write", 2), ("write", 5), ("move", 1), ("commit", 1), ("move", 2), ("move", 3))
-    yield from (("removal", 1), ("removal", 2), ("log", 2), ("release", 1), ("release", 2))
+OFTEN = [("log", 1), ("write", 2), ("commit", 1), ("move", 2), ("removal", 2)]
+RARELY = [("write", 5), ("move", 1), ("move", 3), ("removal", 1), ("log", 2), ("release", 1), ("release", 2)]
 
 
-@pytest.mark.parametrize(("place", "turn"), list(moments()))
+@pytest.mark.parametrize(
+    ("place", "turn"), [*OFTEN, *(pytest.param(*moment, marks=pytest.mark.nightly) for moment in RARELY)]
+)
 def test_a_killed_run_leaves_old_or_new_rows_of_each_file(table: Path, place: str, turn: int) -> None:
     rows = Table(table).read()
     before, after = by_day(rows), by_day(left(rows, SQL))

@@ -69,7 +69,7 @@ def same(found: dict[str, pa.Table], expected: dict[str, pa.Table]) -> bool:
     return found.keys() == expected.keys() and all(found[path].equals(expected[path]) for path in found)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(condition=conditions())
 def test_the_rows_that_stay_are_those_that_duckdb_leaves(
     source: Path, tmp_path_factory: pytest.TempPathFactory, condition: tuple[str, str]
@@ -192,7 +192,6 @@ def test_dictionaries_take_no_deleted_value_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"compression": "zstd"},
         {"compression": {"user_id": "lz4", "visit": "gzip"}, "use_dictionary": False},
         {"use_dictionary": False, "column_encoding": {"visit": "DELTA_BINARY_PACKED", "word": "DELTA_BYTE_ARRAY"}},
         {"data_page_version": "2.0", "write_page_checksum": True},
@@ -251,8 +250,8 @@ def test_a_file_that_pyarrow_lays_out_otherwise_is_encoded_as_a_whole(tmp_path: 
     with duckdb.connect() as connection:
         connection.sql(
             "select i as user_id, (i / 7)::decimal(9, 2) as price, [i, i + 1] as items, 'word' || i as word, "
-            "timestamp '2026-01-01' + interval (i) minute as at, uuid() as id from range(10_000) t(i)"
-        ).write_parquet(str(path), row_group_size=2_048)
+            "timestamp '2026-01-01' + interval (i) minute as at, uuid() as id from range(5_000) t(i)"
+        ).write_parquet(str(path), row_group_size=1_024)
         rows = connection.sql(f"select * from '{path}' where user_id <> 5 order by user_id").fetchall()
         report = delete_from(table, "user_id == 5")
         assert connection.sql(f"select * from '{path}' order by user_id").fetchall() == rows

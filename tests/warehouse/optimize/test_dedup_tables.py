@@ -83,7 +83,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, list[str]]]:
     return pa.table(columns), groups
 
 
-@examples(50)
+@examples(50, by_day=8)
 @given(case=tables(), group_rows=st.integers(1, 6), one_file=st.booleans(), cut=st.integers(1, 5), keyed=st.booleans())
 def test_files_give_back_every_row(
     tmp_path_factory: pytest.TempPathFactory, case: Any, group_rows: int, one_file: bool, cut: int, keyed: bool
@@ -129,9 +129,9 @@ def test_files_give_back_every_row(
 GROUPS = (("user", ("word", "ids", "holes")), ("cost", ("price",)))
 
 
-@pytest.mark.parametrize("memory_bytes", [None, 40_000])
+@pytest.mark.parametrize("memory_bytes", [pytest.param(None, marks=pytest.mark.nightly), 24_000])
 def test_a_clustered_table_comes_back_from_every_partition_and_unit(tmp_path: Path, memory_bytes: int | None) -> None:
-    source = warehouse(tmp_path / "in", days=2)
+    source = warehouse(tmp_path / "in", days=2, rows=300)
     report = rewrite(source, tmp_path / "out", **CLUSTERED, dedup=GROUPS, memory_bytes=memory_bytes)
     rewrite(source, tmp_path / "plain", **CLUSTERED, memory_bytes=memory_bytes)
     for day in ("ds=2026-01-01", "ds=2026-01-02"):
@@ -151,7 +151,7 @@ def test_a_clustered_table_comes_back_from_every_partition_and_unit(tmp_path: Pa
         for name in runs:
             runs[name] += stored[f"__run_{name}"].to_numpy().sum()
     for (name, columns), saving in zip(GROUPS, report.groups, strict=True):
-        assert (saving.group, saving.columns, saving.rows, saving.runs) == (name, columns, 3000, runs[name])
+        assert (saving.group, saving.columns, saving.rows, saving.runs) == (name, columns, 1800, runs[name])
         assert saving.bytes_before == sum(before[column] for column in columns)
         assert saving.bytes_after == sum(after[column] for column in (*columns, f"__run_{name}"))
     assert report.groups[0].factor > 8 > report.groups[1].factor
@@ -250,6 +250,7 @@ def test_a_column_named_like_flags_is_a_column(tmp_path: Path) -> None:
         rewrite(tmp_path / "copy.parquet", tmp_path / "other")
 
 
+@pytest.mark.nightly
 def test_a_table_in_place_is_rewritten_as_the_plain_one(tmp_path: Path) -> None:
     """Its groups are kept, replaced or expanded, in another order of rows: every file has the bytes that it gets from
     the plain table, apart from the note that names the sources."""

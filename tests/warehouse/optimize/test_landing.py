@@ -141,7 +141,7 @@ def test_a_partition_inside_another_survives_its_replacement(tmp_path: Path, mon
     assert multiset(Table(str(target)).read()) == expected
 
 
-@pytest.mark.parametrize("kind", ["local", "store"])
+@pytest.mark.parametrize("kind", [pytest.param("local", marks=pytest.mark.nightly), "store"])
 def test_what_tasks_of_a_replaced_run_write_stays_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

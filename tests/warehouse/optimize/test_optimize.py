@@ -42,9 +42,9 @@ from feedline.warehouse.parquet.encodings import GOALS, Goal
 from feedline.warehouse.parquet.writer import NOTE_KEY, TableWriter
 
 
-@pytest.mark.parametrize("memory_bytes", [None, 40_000])
+@pytest.mark.parametrize("memory_bytes", [pytest.param(None, marks=pytest.mark.nightly), 24_000])
 def test_rows_are_clustered_and_complete_for_three_engines(tmp_path: Path, memory_bytes: int | None) -> None:
-    source, target = warehouse(tmp_path / "in"), tmp_path / "out"
+    source, target = warehouse(tmp_path / "in", rows=300), tmp_path / "out"
     before = {path: path.read_bytes() for path in files_of(source)}
     report = rewrite(source, target, **CLUSTERED, memory_bytes=memory_bytes)
     assert_clustered(target)

@@ -33,8 +33,14 @@ BY_REQUEST: dict[str, Any] = {"cluster_by": ("request_id",), "sort_by": ("positi
 REQUESTS: dict[str, Any] = {"rows": "request", "by": ("request_id",), "sort_by": ("position",), "row_group_rows": 100}
 
 
-@pytest.mark.parametrize("memory_bytes", [None, 30_000])
-@pytest.mark.parametrize("candidates", [(), LISTS])
+@pytest.mark.parametrize(
+    ("candidates", "memory_bytes"),
+    [
+        ((), 30_000),
+        (LISTS, None),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (((), None), (LISTS, 30_000))),
+    ],
+)
 def test_requests_are_those_that_duckdb_groups(
     tmp_path: Path, memory_bytes: int | None, candidates: tuple[str, ...]
 ) -> None:

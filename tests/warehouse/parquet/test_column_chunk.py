@@ -141,7 +141,7 @@ def options(draw: Any, field: pa.Field, encodings: tuple[str, ...]) -> dict[str,
     coded=st.booleans(),
     prefix=st.sampled_from([0, 0, 1, 2]),
 )
-@examples(500)
+@examples(500, by_day=70)
 def test_what_pyarrow_writes_is_decoded_as_pyarrow_decodes_it(
     data: st.DataObject, chunk_rows: int, coded: bool, prefix: int
 ):

@@ -93,10 +93,10 @@ def outcomes(files: Iterable[bytes], masks: list[int], *, bodies: bool = False) 
 
 def test_a_flipped_byte_of_a_header_is_read_as_by_pyarrow_or_refused():
     files = small_files()
-    found = outcomes(files[:: len(files) // 20], [0, 0xFF])
-    assert found["same"] > 200
-    assert found["refused"] > 1000
-    assert found["refused here"] < 200
+    found = outcomes(files[:: len(files) // 10], [0, 0xFF])
+    assert found["same"] > 100
+    assert found["refused"] > 500
+    assert found["refused here"] < 100
 
 
 @pytest.mark.nightly

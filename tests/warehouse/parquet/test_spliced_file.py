@@ -10,7 +10,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.warehouse.parquet.footer import chunk_facts
@@ -51,7 +52,7 @@ def source_of(content: bytes) -> Source:
     return Source(content[-8 - size : -8], lambda nbytes, offset: content[offset : offset + nbytes])
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, by_day=8)
 @given(
     parts=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2)), min_size=0, max_size=20),
     page_bytes=st.sampled_from([100, 1 << 20]),

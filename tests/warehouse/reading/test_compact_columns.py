@@ -97,7 +97,7 @@ def values_of(chunk: Any) -> list[Any]:
     return rows
 
 
-@examples(60)
+@examples(60, by_day=8)
 @given(
     made=run_tables(),
     size=st.integers(20, 400),

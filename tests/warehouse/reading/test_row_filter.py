@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from damage import flip_a_page
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from warehouse_samples import write
@@ -199,6 +200,7 @@ def both_ways(call: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
+@examples(60, by_day=8)
 @given(condition=conditions(sql=True), sampled=conditions(), chunk_rows=st.sampled_from([7, 100, 131_072]))
 def test_files_give_the_same_rows_and_counts_as_duckdb(
     table: Snapshot, condition: tuple[str, str], sampled: tuple[str, str], chunk_rows: int

@@ -49,7 +49,7 @@ def fragment_with(snapshot: Snapshot, rows: np.ndarray, left_out: list[np.ndarra
     return Fragment(**{**{name: getattr(fragment, name) for name in Fragment.__dataclass_fields__}, "excluded": bits})
 
 
-@examples(20)
+@examples(20, by_day=5)
 @given(
     st.sampled_from([None, "x > 4", "x is None", "k == 1", "row >= 30 and x != 2"]),
     st.sampled_from([None, {"fraction": 0.5}, {"fraction": 0.3, "where": "x < 5"}, {"fraction": 0.4, "key": "row"}]),

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -105,6 +106,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     )
 
 
+@examples(60, by_day=8)
 @given(
     seed=st.integers(0, 3),
     borders=st.lists(st.integers(0, 400), min_size=2, max_size=16, unique=True).map(sorted),

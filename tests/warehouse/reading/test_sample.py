@@ -211,7 +211,7 @@ def oracle(snapshot: Snapshot, where: str | None, sample: Sample) -> tuple[list[
     return kept, counts, matched
 
 
-@examples(30)
+@examples(30, by_day=5)
 @given(
     st.tuples(st.sampled_from(WHERES), st.sampled_from(SAMPLE_WHERES), st.sampled_from(KEYS)),
     st.sampled_from([0.01, 0.3, 0.9, 1]),

@@ -169,7 +169,11 @@ def sampled(rows: pd.DataFrame, sample: dict[str, Any]) -> pd.DataFrame:
 
 @pytest.mark.parametrize(
     "sample",
-    [{"fraction": 0.5}, {"fraction": 0.5, "key": "request", "seed": 3}, {"fraction": 0.25, "where": "shop % 2 == 0"}],
+    [
+        pytest.param({"fraction": 0.5}, marks=pytest.mark.nightly),
+        {"fraction": 0.5, "key": "request", "seed": 3},
+        {"fraction": 0.25, "where": "shop % 2 == 0"},
+    ],
 )
 def test_rows_outside_the_sample_of_the_fit_are_unseen(folder: Path, sample: dict[str, Any]):
     path = write(folder, {"where": "day < 2", "sample": sample})

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from combinations import combinations
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from repeated_runs import CELLS, GROUPS, KINDS, runs, write_both
 from stored_runs import write_in_place
@@ -68,7 +69,7 @@ COLUMNS = [
 ]
 
 
-@settings(deadline=None)
+@examples(60, by_day=8)
 @given(
     made=runs(),
     size=st.integers(1, 17),

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,6 +134,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return Table(str(folder)).snapshot()
 
 
+@examples(60, by_day=8)
 @given(st.data())
 def test_selected_rows_are_those_that_no_bit_leaves_out(snapshot: Any, data: st.DataObject):
     """Whatever the bits, and those of a rebase: counts, fragments and what is read agree with a list of ids."""

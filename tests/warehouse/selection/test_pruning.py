@@ -76,7 +76,7 @@ def column_statistics(draw: st.DrawFn, groups: list[list[Row]], name: str) -> Co
     )
 
 
-@examples(200)
+@examples(200, by_day=30)
 @given(st.data(), row_groups(), predicates())
 def test_no_verdict_is_contradicted_by_a_row(
     data: st.DataObject, groups: list[list[Row]], predicate: Predicate

@@ -166,7 +166,7 @@ def check(snapshot: Snapshot, table: pa.Table, text: str, rows: int) -> list[int
     return outcome
 
 
-@examples(120)
+@examples(120, by_day=15)
 @given(st.data(), columns(), st.booleans(), st.booleans())
 def test_no_verdict_is_contradicted_by_a_row(
     data: st.DataObject, table: pa.Table, dictionary: bool, tamper: bool

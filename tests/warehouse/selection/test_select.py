@@ -151,7 +151,7 @@ def tables() -> Iterator[Callable[[int], Snapshot]]:
         yield table
 
 
-@examples(40)
+@examples(40, by_day=6)
 @given(st.integers(0, 7), conditions())
 def test_counts_are_duckdbs(tables: Callable[[int], Snapshot], seed: int, condition: tuple[str, str]) -> None:
     snapshot = tables(seed)

@@ -239,7 +239,7 @@ STEPS = st.lists(
 )
 
 
-@examples(40)
+@examples(40, by_day=6)
 @given(st.lists(STEPS, min_size=2, max_size=4), st.booleans())
 def test_reused_footers_change_no_snapshot(tmp_path_factory: pytest.TempPathFactory, runs: Any, keyed: bool) -> None:
     """Files are added, changed and deleted between runs; every snapshot is the one that a first run would take."""

@@ -25,7 +25,7 @@ def descriptors(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kept", [True, False], ids=["saved", "not saved"])
 def test_facts_that_overflow_memory_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool):
-    for index in range(24):
+    for index in range(12):
         put(tmp_path / "t" / f"k={index % 4}" / f"{index}.parquet", KINDS[index % len(KINDS)], row_group_size=3)
     whole = take_snapshot(str(tmp_path / "t"))
     monkeypatch.setattr(take, "HELD_BYTES", 0)

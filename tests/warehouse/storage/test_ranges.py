@@ -195,6 +195,7 @@ def test_a_file_system_of_fsspec(tmp_path: Path) -> None:
         memory.rm("/work", recursive=True)
 
 
+@pytest.mark.nightly
 def test_the_interoperability_files_from_memory() -> None:
     """Fetched and decoded from memory, they give the same as from a disk, errors included."""
     memory = fsspec.filesystem("memory")

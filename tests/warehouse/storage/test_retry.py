@@ -221,7 +221,7 @@ waits.wait()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["main", "pool"])
+@pytest.mark.parametrize("where", ["main", pytest.param("pool", marks=pytest.mark.nightly)])
 def test_ctrl_c_and_the_end_of_the_process_end_the_waiting(where: str) -> None:
     with running(sys.executable, "-c", WAITING, where, env={**os.environ, **KEYS}) as program:
         program.line("waits")

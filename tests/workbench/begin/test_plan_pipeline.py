@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from profiles import any_table, binary, column, distinct, key, planned, session_of, table, time_of
@@ -25,7 +26,7 @@ VALIDATOR = Draft202012Validator(Pipeline.json_schema())
 
 
 @given(any_table(), st.integers(1, 8))
-@settings(max_examples=60, deadline=None)
+@examples(60, by_day=20)
 def test_the_plan_of_any_table_is_a_pipeline_that_loads(facts: TableFacts, most: int):
     facts = replace(facts, columns=(*facts.columns, column("plain")))
     plan = planned(facts, max_features=most)

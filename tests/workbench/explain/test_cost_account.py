@@ -99,7 +99,7 @@ def test_the_difference_is_a_part_of_the_account(tmp_path: Path):
 
 
 def test_measured_accounts_name_the_heavy_feature_and_nearly_add_up(tmp_path: Path):
-    plan = costly_plan(tmp_path, rows=32_768, row_group_rows=16_384, list_mean=60)
+    plan = costly_plan(tmp_path, rows=16_384, row_group_rows=8_192, list_mean=60)
     account = measure_costs(plan.source, rounds=3)
     shares = {feature.name: account.share(feature) for feature in account.features}
     assert max(shares, key=shares.__getitem__) == "hist"
@@ -167,7 +167,7 @@ def test_sums_are_near_whole_blocks_whatever_the_table(shape: str, tmp_path: Pat
 
 
 def test_lists_cost_most_and_sums_agree(tmp_path: Path):
-    plan = costly_plan(tmp_path, rows=32_768, row_group_rows=16_384, list_mean=60)
+    plan = costly_plan(tmp_path, rows=16_384, row_group_rows=8_192, list_mean=60)
     sample = sample_blocks(plan.source, 1)
     costs = measure_decoding(sample, compile_job(sample.job), plan.source.snapshot, CpuBudget(), rounds=3)
     by_name = {column.name: column for column in costs.columns}
@@ -182,7 +182,7 @@ def test_lists_cost_most_and_sums_agree(tmp_path: Path):
         for footer in footers
         for group in range(footer.num_row_groups)
     )
-    assert by_name["hist"].bytes == pytest.approx(stored / 65_536 * 1e6, rel=1e-6)
+    assert by_name["hist"].bytes == pytest.approx(stored / 32_768 * 1e6, rel=1e-6)
 
 
 def test_columns_beyond_the_budget_share_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -65,21 +65,16 @@ def test_measuring_beside_a_run_stays_within_its_share_of_the_cores():
         assert attached_budget_s(cores, enough_s - 1 / cores - 1) == 0.0
 
 
-def test_costs_travel_as_plain_values(tmp_path: Path):
+def test_costs_of_the_only_source_are_told_by_what_stages_of_a_run_take_and_travel_as_plain_values(tmp_path: Path):
     path = costly_pipeline(tmp_path, rows=2_048, row_group_rows=256, list_mean=30, files=1)
-    plan = Pipeline.from_yaml(path).plan()
-    found = measure_plan(ChosenSource.of(plan).plan, budget_s=2.0, rounds=1, blocks=1)
-    again = MeasuredCosts.from_facts(json.loads(json.dumps(found.facts())))
-    assert again.changes == found.changes
-    assert again.account["rows"] == found.account["rows"]
-
-
-def test_costs_of_the_only_source_are_told_by_what_stages_of_a_run_take(tmp_path: Path):
-    path = costly_pipeline(tmp_path, rows=2_048, row_group_rows=256, list_mean=30, files=1)
-    found = measure_apart(load_spec(path, {}), budget_s=2.0)
+    source = ChosenSource.of(Pipeline.from_yaml(path).plan())
+    found = source.in_mix(measure_plan(source.plan, budget_s=1.5, blocks=1))
     assert found.changes
     assert all(change.before == found.account["stages"] for change in found.changes)
     assert (found.source, found.step_share) == ("", 1.0)
+    again = MeasuredCosts.from_facts(json.loads(json.dumps(found.facts())))
+    assert again.changes == found.changes
+    assert again.account["rows"] == found.account["rows"]
 
 
 def test_a_source_is_chosen_by_name_or_by_its_rows_of_a_step(tmp_path: Path):

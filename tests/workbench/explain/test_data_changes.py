@@ -63,7 +63,7 @@ def changes_of(today: Today, *only: Any, rounds: int = 1, **options: Any) -> lis
 
 def test_heavy_lists_are_named(tmp_path: Path):
     tags = {"tags": lambda rng, rows: lists(rng, rows, 4, values=100)}
-    today = today_of(tmp_path, blocks=2, rounds=2, rows=16_384, list_mean=60, files=2, features=LISTS, columns=tags)
+    today = today_of(tmp_path, blocks=2, rounds=2, rows=4_096, list_mean=60, files=2, features=LISTS, columns=tags)
     change = changes_of(today, "drop", rounds=2)[0]
     assert (change.kind, change.subject) == ("drop", "hist")
     assert change.share > 0.5
@@ -73,7 +73,7 @@ def test_heavy_lists_are_named(tmp_path: Path):
 
 
 def test_tiny_row_groups_are_named(tmp_path: Path):
-    today = today_of(tmp_path, blocks=2, rounds=2, row_group_rows=128, list_mean=3, files=2)
+    today = today_of(tmp_path, blocks=2, rounds=2, rows=3_072, row_group_rows=128, list_mean=3, files=2)
     [change] = changes_of(today, "row_groups", rounds=2)
     assert change.subject == "row groups of 128 rows"
     assert change.share > 0.4
@@ -82,7 +82,7 @@ def test_tiny_row_groups_are_named(tmp_path: Path):
 
 def test_a_heavy_op_gains_its_part_of_what_ops_of_whole_blocks_take(tmp_path: Path):
     tags = {"tags": lambda rng, rows: lists(rng, rows, 30, values=10**6)}
-    today = today_of(tmp_path, rounds=5, rows=16_384, list_mean=2, files=2, features=OPS, columns=tags)
+    today = today_of(tmp_path, rounds=3, rows=8_192, list_mean=2, files=2, features=OPS, columns=tags)
     account = today.account
     slower = replace(account, stages={**account.stages, "ops": 2 * account.stages["ops"]})
     once, twice = (changes_of(replace(today, account=each), "op")[0] for each in (account, slower))
@@ -225,8 +225,8 @@ def test_columns_of_the_filter_are_written_too(tmp_path: Path):
 
 def test_rows_of_rewritten_files_see_the_events_that_they_saw(tmp_path: Path):
     """No advice is about the columns of lists, which the table has not."""
-    rows, events = write(row_table(600), tmp_path / "r", row_group_size=60), tmp_path / "e"
-    laid_out(event_table(3_000), events, "ts")
+    rows, events = write(row_table(200), tmp_path / "r", row_group_size=20), tmp_path / "e"
+    laid_out(event_table(1_000), events, "ts")
     feature = {"history": "events", "column": "item", "at": "at", "last": 40, "ops": [{"fill_null": 0}]}
     features = {"sparse": {"items": feature}}
     plan = Pipeline.from_dict(document(rows, events, features, tmp_path / "w")).plan().source

@@ -23,12 +23,14 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
         yield place
 
 
-def test_a_short_run_and_then_the_last_one(place: Place):
+def test_a_short_run_with_its_costs_and_then_the_last_one(place: Place):
     path = place.write(epochs=2)
-    done = ended("explain", path, "--seconds", 1, "--step-s", 0.05, "--json", *PLAIN)
+    done = ended("explain", path, "--seconds", 1, "--step-s", 0.05, "--cost-seconds", 0.5, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["source"], facts["name"], facts["limit"]) == ("short run", "clicks", "trainer")
+    features = {feature["name"] for feature in facts["costs"]["account"]["features"]}
+    assert {"dense_0", "hist_1", "clicked"} <= features
     last = ended("explain", path, "--last", *PLAIN)
     assert last.returncode == 0, last.stderr
     assert "of the last run" in last.stdout
@@ -56,7 +58,7 @@ def test_a_run_is_attached_to_and_ctrl_c_explains_what_was_measured(place: Place
     path = place.write()
     with feedline("explain", path, "--seconds", 600, "--step-s", 0.05, *PLAIN) as program:
         assert eventually(lambda: _fed(place))
-        done = ended("explain", path, "--attach", "--seconds", 5, "--json", *PLAIN)
+        done = ended("explain", path, "--attach", "--seconds", 2, "--json", *PLAIN)
         assert done.returncode == 0, done.stderr
         facts = json.loads(done.stdout)
         assert (facts["source"], facts["limit"]) == ("running", "trainer")
@@ -65,14 +67,6 @@ def test_a_run_is_attached_to_and_ctrl_c_explains_what_was_measured(place: Place
         assert program.wait() == 130
     assert "of a short run, stopped early" in program.text
     assert "your trainer is the limit" in program.text
-
-
-def test_costs_of_features_are_measured(place: Place):
-    done = ended("explain", place.write(epochs=2), "--seconds", 1, "--cost-seconds", 1, "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    features = {feature["name"] for feature in facts["costs"]["account"]["features"]}
-    assert {"dense_0", "hist_1", "clicked"} <= features
 
 
 def _fed(place: Place) -> bool:

@@ -45,7 +45,7 @@ SHARED = {
 
 
 def test_heavy_features_cost_most_and_sums_agree(tmp_path: Path):
-    plan = costly_plan(tmp_path, rows=32_768, row_group_rows=16_384, list_mean=60)
+    plan = costly_plan(tmp_path, rows=16_384, row_group_rows=8_192, list_mean=60)
     sample = sample_blocks(plan.source, 1)
     costs = measure_passes(sample, compile_job(sample.job), CpuBudget(), rounds=3)
     by_name = {cost.name: cost.ops_s.cpu_s + cost.encode_s.cpu_s for cost in costs.features}

@@ -202,7 +202,7 @@ def test_user_side_columns_change_together_where_they_shall(tmp_path: Path) -> N
     assert anywhere[False] > 1 - 0.8**9, "twelve columns, of which some are drawn equal"
 
 
-@examples(15)
+@examples(15, by_day=5)
 @given(
     recipe=st.builds(
         lambda days, lengths, rows, **others: ClickRecipe(

@@ -191,7 +191,7 @@ def test_outcomes_follow_their_impressions_but_for_slow_clocks(
 
 
 def test_orders_follow_within_days(tmp_path: Path) -> None:
-    generate_logs(str(tmp_path / "t"), recipe(days=30, orphans=0.0, late=0.0, users=60_000), threads=1)
+    generate_logs(str(tmp_path / "t"), recipe(rows=40_000, days=24, orphans=0.0, late=0.0, users=40_000), threads=1)
     database = opened(tmp_path / "t")
     waits = (
         "select epoch(o.ts) - epoch(max(i.ts)) d from (select distinct * exclude ds from orders) o"
@@ -248,7 +248,7 @@ def test_the_same_logs_however_many_threads(tmp_path: Path) -> None:
     assert not [name for name in contents.keys() & other.keys() if contents[name] == other[name]]
 
 
-@examples(15)
+@examples(15, by_day=5)
 @given(
     st.builds(
         lambda rows, days, sessions_mean, requests_mean, **others: LogRecipe(

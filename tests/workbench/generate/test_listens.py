@@ -160,7 +160,7 @@ def test_the_same_rows_however_many_threads(tmp_path: Path) -> None:
     assert not any((tmp_path / "seed" / name).read_bytes() == content for name, content in contents.items())
 
 
-@examples(15)
+@examples(15, by_day=5)
 @given(
     st.builds(
         lambda days, users, rows, **others: ListenRecipe(

@@ -348,7 +348,7 @@ RANDOM = np.random.default_rng(0)
 @pytest.mark.parametrize(
     ("table", "places", "once"),
     [
-        (RANDOM.integers(0, 50, MILLION), 20, 0.0),
+        pytest.param(RANDOM.integers(0, 50, MILLION), 20, 0.0, marks=pytest.mark.nightly),
         (RANDOM.integers(0, MILLION, MILLION), 20, None),  # a million users, of whom the rows have 632,000, not all
         (RANDOM.integers(0, MILLION, MILLION), 1, None),  # rows of one place alone are taken as drawn one by one
         (np.arange(MILLION), 20, 1.0),
