@@ -1,12 +1,13 @@
-"""Start `python -m feedline …` and the tests' own training programs by a fork of a server that has imported what they
-run: a feeder costs 0.1 s of CPU time instead of 1.3, a trainer 0.2 instead of 3.
+"""Start `python -m feedline …`, `dask …`, Dask's workers and the tests' own training programs by a fork of a server
+that has imported what they run: a feeder costs 0.1 s of CPU time instead of 1.3, a trainer 0.2 instead of 3.
 
-`install` replaces `subprocess.Popen`, which starts such a program as follows and every other as ever. A server has
-imported modules, and used none: no thread of its own runs, no file or query was opened. It forks a process that forks
-the program's and ends, so that the kernel gives the program to the nearest process above that adopts orphans: the one
-that asked, which adopts for as long as that takes. The program thus is a child of the process that started it, by pid,
-for signals, and for wait. It gets arguments, environment, folder, descriptors, CPUs and limits with the request, and
-ends as any Python program does. A program that may start feeders has a server of its own, forked before it runs.
+`install` replaces `subprocess.Popen`, and that by which multiprocessing spawns; they start such a program as follows
+and every other as ever. A server has imported modules, and used none: no thread of its own runs, no file or query was
+opened. It forks a process that forks the program's and ends, so that the kernel gives the program to the nearest
+process above that adopts orphans: the one that asked, which adopts for as long as that takes. The program thus is a
+child of the process that started it, by pid, for signals, and for wait. It gets arguments, environment, folder,
+descriptors, CPUs and limits with the request, and ends as any Python program does. A program that may start feeders or
+workers has a server of its own, forked before it runs.
 
 Runs in: the tests, the servers, the programs.
 """
@@ -19,7 +20,9 @@ import importlib
 import inspect
 import io
 import json
+import multiprocessing.util
 import os
+import re
 import resource
 import runpy
 import signal
@@ -29,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import warnings
 from collections.abc import Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
@@ -39,13 +43,30 @@ import psutil
 
 TESTS = Path(__file__).resolve().parents[1]
 NAME = "zygote.py"  # in a server's command line
+_FEEDER = ("feedline.commands.feed",)
+_TRAINING = (*_FEEDER, "torch", "torch.distributed", "feedline.loader.dataset")
+_DASK = (
+    "feedline.service.scheduler.preload",
+    "feedline.service.worker.preload",
+    "feedline.service.cluster.local_cluster",
+    "feedline.service.cluster.dask_cluster",
+    "distributed.cli.dask_scheduler",
+    "distributed.cli.dask_worker",
+)
 _MODULES = {
-    "feedline": ("feedline.commands.feed",),
-    "training": ("feedline.commands.feed", "torch", "torch.distributed", "feedline.loader.dataset"),
+    "feedline": _FEEDER,
+    "training": _TRAINING,
+    "feedline dask": (*_FEEDER, *_DASK),  # where a pipeline has a cluster
+    "training dask": (*_TRAINING, *_DASK),
 }
+_CLUSTER = re.compile(r"\b(workers?|scheduler)\b")
+_SPAWNED = re.compile(r"from multiprocessing\.spawn import spawn_main; spawn_main\(.*\)")
 # Variables that are read when a process starts, or by an import: another value needs another server.
-_READ_EARLY = ("PYTHON", "LD_", "NPY_", "OMP_", "FEEDLINE_DEBUG_", "GLIBC_")
-_MOST_SERVERS = 4
+_READ_EARLY = ("PYTHON", "LD_", "NPY_", "OMP_", "FEEDLINE_DEBUG_", "GLIBC_", "DASK_")
+# Dask's nannies seed the hashes of their workers alike: those of one server are.
+_READ_BY_PLAIN_WORKERS = ("PYTHONHASHSEED",)
+_MOST_SERVERS = 6
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)
 # Descriptors below are those of programs; libraries and servers have theirs above.
 _FIRST_OWN = 300
@@ -54,6 +75,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _HEADER = struct.Struct("<i")
 
 _Popen = subprocess.Popen
+_spawnv_passfds = multiprocessing.util.spawnv_passfds
 _SIGNATURE = inspect.signature(_Popen._execute_child)
 _libc = ctypes.CDLL(None)
 _lock = threading.Lock()  # one program at a time is adopted
@@ -85,6 +107,7 @@ class Server:
 def install() -> None:
     """Start programs by servers from now on, where that is possible."""
     subprocess.Popen = Popen
+    multiprocessing.util.spawnv_passfds = _spawn
 
 
 def switch(on: bool) -> None:
@@ -128,18 +151,60 @@ def _start(call: Mapping[str, Any]) -> int | None:
     """Start a program by a server. Returns None if it is not one of those."""
     environment = {os.fsdecode(key): os.fsdecode(value) for key, value in (call["env"] or os.environ).items()}
     program = _program(call)
+    if program is None:
+        return None
     descriptors = {0: call["p2cread"], 1: call["c2pwrite"], 2: call["errwrite"]}
     descriptors = {number: number if other == -1 else other for number, other in descriptors.items()}
     descriptors |= {number: number for number in call["pass_fds"]}
-    if program is None or max(descriptors) >= _FIRST_OWN or "LD_PRELOAD" in environment:
+    folder = Path(os.fsdecode(call["cwd"] or ".")).absolute()
+    return _request(program, environment, descriptors, folder=folder, session=call["start_new_session"])
+
+
+def _spawn(path: bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> int:
+    """In place of `multiprocessing.util.spawnv_passfds`: start a worker of Dask's, and others as ever."""
+    pid = None
+    *_, option, code, last = map(os.fsdecode, args)
+    is_worker = (option, last) == ("-c", "--multiprocessing-fork") and _SPAWNED.fullmatch(code)
+    if _is_on and is_worker and all(map(_is_open, range(3))):
+        environment = {name: value for name, value in os.environ.items() if name not in _READ_BY_PLAIN_WORKERS}
+        descriptors = {number: number for number in (0, 1, 2, *passfds)}
+        program = "feedline dask", ["", option, code, last]
+        pid = _request(program, environment, descriptors, folder=Path.cwd(), session=False, inherits=True)
+    return _spawnv_passfds(path, args, passfds) if pid is None else pid
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _request(
+    program: tuple[str, list[str]],
+    environment: dict[str, str],
+    descriptors: Mapping[int, int],
+    *,
+    folder: Path,
+    session: bool,
+    inherits: bool = False,
+) -> int | None:
+    """Have a server start a program. Returns None if there is none for it.
+
+    program: kind and words. descriptors: this process's, by the numbers that they get. inherits: signals that are
+    ignored here are ignored by the program.
+    """
+    if max(descriptors) >= _FIRST_OWN or "LD_PRELOAD" in environment:
         return None  # what is preloaded checks a kernel that the program loads instead of the server's
     kind, words = program
     request = {
         "words": words,
         "environment": environment,
-        "folder": str(Path(os.fsdecode(call["cwd"] or ".")).absolute()),
+        "folder": str(folder),
         "descriptors": list(descriptors),
-        "session": call["start_new_session"],
+        "session": session,
+        "ignored": [each for each in _ENDING if inherits and signal.getsignal(each) is signal.SIG_IGN],
         "cpus": list(os.sched_getaffinity(0)),
         "limits": [resource.getrlimit(limit) for limit in _LIMITS],
     }
@@ -182,15 +247,24 @@ def _program(call: Mapping[str, Any]) -> tuple[str, list[str]] | None:
     ):
         return None
     executable, *words = map(os.fsdecode, args)
+    if executable == str(Path(sys.executable).with_name("dask")):
+        return "feedline dask", ["-P", "-m", "dask", *words]
     is_safe = words[:1] == ["-P"]
     words = words[is_safe:]
     if executable != sys.executable or not words:
         return None
     if words[:2] == ["-m", "feedline"]:
-        return "feedline", ["-P" if is_safe else "", *words]
+        return _kind("feedline", words), ["-P" if is_safe else "", *words]
     if words[0].endswith(".py") and Path(words[0]).resolve().is_relative_to(TESTS):
-        return "training", ["", *words]
+        return _kind("training", words), ["", *words]
     return None
+
+
+def _kind(kind: str, words: Sequence[str]) -> str:
+    """The kind of a program: with Dask if a pipeline or an option of its command line has a cluster."""
+    pipelines = [Path(word) for word in words if word.endswith(".yaml")]
+    texts = [*words, *(path.read_text(errors="replace") for path in pipelines if path.is_file())]
+    return f"{kind} dask" if any(map(_CLUSTER.search, texts)) else kind
 
 
 def _server(kind: str, environment: Mapping[str, str]) -> Server | None:
@@ -277,10 +351,12 @@ def run(request: Mapping[str, Any]) -> None:
     for limit, values in zip(_LIMITS, request["limits"], strict=True):
         resource.setrlimit(limit, tuple(values))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
     tempfile.tempdir = None
     option, *words = request["words"]
-    is_feeder = words[:3] == ["-m", "feedline", "feed"]
-    if not is_feeder:
+    is_lone_feeder = words[:3] == ["-m", "feedline", "feed"] and "distributed" not in sys.modules
+    if not is_lone_feeder and words[0] != "-c":
         _serve_feeders()
     _rename([sys.executable, *filter(None, [option]), *words])
     _open_streams()
@@ -293,6 +369,11 @@ def run(request: Mapping[str, Any]) -> None:
         sys.path[:1] = [] if option else [str(Path.cwd())]
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.path[:1] = [""]
+        sys.argv = ["-c", *words[2:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(words[1], vars(main))
     else:
         sys.path[:1] = [str(Path(words[0]).resolve().parent)]
         sys.argv = words
