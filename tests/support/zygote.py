@@ -1,5 +1,5 @@
-"""Start `python -m feedline …`, `dask …`, Dask's workers and the tests' own training programs by a fork of a server
-that has imported what they run: a feeder costs 0.1 s of CPU time instead of 1.3, a trainer 0.2 instead of 3.
+"""Start `python -m feedline …`, Dask's schedulers and workers, and the tests' own training programs by a fork of a
+server that has imported what they run: a feeder costs 0.1 s of CPU time instead of 1.3, a trainer 0.2 instead of 3.
 
 `install` replaces `subprocess.Popen`, and that by which multiprocessing spawns; they start such a program as follows
 and every other as ever. A server has imported modules, and used none: no thread of its own runs, no file or query was
@@ -50,8 +50,11 @@ _DASK = (
     "feedline.service.worker.preload",
     "feedline.service.cluster.local_cluster",
     "feedline.service.cluster.dask_cluster",
-    "distributed.cli.dask_scheduler",
-    "distributed.cli.dask_worker",
+    "distributed.http.health",
+    "distributed.http.scheduler.info",
+    "distributed.http.scheduler.json",
+    "distributed.http.scheduler.prometheus",
+    "distributed.http.worker.prometheus",
 )
 _MODULES = {
     "feedline": _FEEDER,
@@ -62,9 +65,10 @@ _MODULES = {
 _CLUSTER = re.compile(r"\b(workers?|scheduler)\b")
 _SPAWNED = re.compile(r"from multiprocessing\.spawn import spawn_main; spawn_main\(.*\)")
 # Variables that are read when a process starts, or by an import: another value needs another server.
-_READ_EARLY = ("PYTHON", "LD_", "NPY_", "OMP_", "FEEDLINE_DEBUG_", "GLIBC_", "DASK_")
+_READ_EARLY = ("PYTHON", "LD_", "NPY_", "OMP_", "FEEDLINE_DEBUG_", "GLIBC_")
 # Dask's nannies seed the hashes of their workers alike: those of one server are.
 _READ_BY_PLAIN_WORKERS = ("PYTHONHASHSEED",)
+_QUIET = "ignore"
 _MOST_SERVERS = 6
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)
@@ -247,12 +251,12 @@ def _program(call: Mapping[str, Any]) -> tuple[str, list[str]] | None:
     ):
         return None
     executable, *words = map(os.fsdecode, args)
-    if executable == str(Path(sys.executable).with_name("dask")):
-        return "feedline dask", ["-P", "-m", "dask", *words]
     is_safe = words[:1] == ["-P"]
     words = words[is_safe:]
     if executable != sys.executable or not words:
         return None
+    if words[:1] == ["-m"] and words[1].startswith("distributed.cli."):
+        return "feedline dask", ["-P" if is_safe else "", *words]
     if words[:2] == ["-m", "feedline"]:
         return _kind("feedline", words), ["-P" if is_safe else "", *words]
     if words[0].endswith(".py") and Path(words[0]).resolve().is_relative_to(TESTS):
@@ -270,6 +274,8 @@ def _kind(kind: str, words: Sequence[str]) -> str:
 def _server(kind: str, environment: Mapping[str, str]) -> Server | None:
     """The server of a kind of programs; it is started for the second one with the same variables."""
     early = {name: value for name, value in environment.items() if name.startswith(_READ_EARLY)}
+    if early.get("PYTHONWARNINGS") == _QUIET:  # set again in the program
+        del early["PYTHONWARNINGS"]
     key = json.dumps([kind, sorted(early.items())])
     if key not in _servers:
         _servers[key] = None
@@ -353,6 +359,8 @@ def run(request: Mapping[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
+    if os.environ.get("PYTHONWARNINGS") == _QUIET:
+        warnings.simplefilter("ignore")
     tempfile.tempdir = None
     option, *words = request["words"]
     is_lone_feeder = words[:3] == ["-m", "feedline", "feed"] and "distributed" not in sys.modules
@@ -363,6 +371,8 @@ def run(request: Mapping[str, Any]) -> None:
     gc.enable()
     if threads := os.environ.get("POLARS_MAX_THREADS"):  # read again: Polars knows the server's
         sys.modules["polars"].Config.load(json.dumps({"environment": {"POLARS_MAX_THREADS": threads}, "direct": {}}))
+    if "dask" in sys.modules:
+        sys.modules["dask"].config.refresh()  # from its variables
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if words[0] == "-m":
