@@ -83,8 +83,9 @@ _spawnv_passfds = multiprocessing.util.spawnv_passfds
 _SIGNATURE = inspect.signature(_Popen._execute_child)
 _libc = ctypes.CDLL(None)
 _lock = threading.Lock()  # one program at a time is adopted
-_servers: dict[str, Server | None] = {}  # by kind and variables; None for a second one of which none was started
+_servers: dict[str, Server | None] = {}  # by kind and variables; None where the first of a kind has started without
 _own_server: Server | None = None  # of a program
+_usual: dict[str, str] = {}  # variables that are read early, when this began
 _is_on = True
 
 
@@ -110,6 +111,7 @@ class Server:
 
 def install() -> None:
     """Start programs by servers from now on, where that is possible."""
+    _usual.update(_early(os.environ))
     subprocess.Popen = Popen
     multiprocessing.util.spawnv_passfds = _spawn
 
@@ -272,22 +274,29 @@ def _kind(kind: str, words: Sequence[str]) -> str:
 
 
 def _server(kind: str, environment: Mapping[str, str]) -> Server | None:
-    """The server of a kind of programs; it is started for the second one with the same variables."""
-    early = {name: value for name, value in environment.items() if name.startswith(_READ_EARLY)}
-    if early.get("PYTHONWARNINGS") == _QUIET:  # set again in the program
-        del early["PYTHONWARNINGS"]
+    """The server of a kind of programs; with variables that these tests do not start with, it is started for the second
+    one: there may be no other.
+    """
+    early = _early(environment)
     key = json.dumps([kind, sorted(early.items())])
-    if key not in _servers:
+    if key not in _servers and early != _usual:
         _servers[key] = None
-    elif _servers[key] is None and sum(each is not None for each in _servers.values()) < _MOST_SERVERS:
+    elif _servers.get(key) is None and sum(each is not None for each in _servers.values()) < _MOST_SERVERS:
         ours, theirs = socket.socketpair()
         command = [sys.executable, __file__, kind, str(theirs.fileno()), "_" * _TITLE_BYTES]
-        switched = {**environment, "OPENBLAS_NUM_THREADS": "1"}
+        others = {name: value for name, value in environment.items() if not name.startswith(_READ_EARLY)}
+        switched = {**others, **early, "OPENBLAS_NUM_THREADS": "1"}
         process = _Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=switched)
         process.returncode = 0  # it ends with this process, and nobody waits for it
         theirs.close()
         _servers[key] = Server(ours)
-    return _servers[key]
+    return _servers.get(key)
+
+
+def _early(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are read early, but for silenced warnings: a program silences its own."""
+    found = {name: value for name, value in environment.items() if name.startswith(_READ_EARLY)}
+    return {name: value for name, value in found.items() if (name, value) != ("PYTHONWARNINGS", _QUIET)}
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ memory: 64MiB
 """
 TRAINING = """\
 import hashlib, json, warnings
+from pathlib import Path
 from feedline import FeedlineDataset
 digest = hashlib.sha256()
 with warnings.catch_warnings(record=True) as caught:
@@ -41,7 +42,7 @@ with warnings.catch_warnings(record=True) as caught:
         for batch in dataset:
             for tensor in batch.to_dict().values():
                 digest.update(repr(tensor).encode())
-        warned = open(log).read().count("kernels are missing")
+        warned = Path(log).read_text().count("kernels are missing")
 print(json.dumps([digest.hexdigest(), [str(each.message) for each in caught], warned]))
 """
 
