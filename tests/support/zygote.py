@@ -44,7 +44,6 @@ import psutil
 TESTS = Path(__file__).resolve().parents[1]
 NAME = "zygote.py"  # in a server's command line
 _FEEDER = ("feedline.commands.feed",)
-_TRAINING = (*_FEEDER, "torch", "torch.distributed", "feedline.loader.dataset")
 _DASK = (
     "feedline.service.scheduler.preload",
     "feedline.service.worker.preload",
@@ -58,9 +57,8 @@ _DASK = (
 )
 _MODULES = {
     "feedline": _FEEDER,
-    "training": _TRAINING,
     "feedline dask": (*_FEEDER, *_DASK),  # where a pipeline has a cluster
-    "training dask": (*_TRAINING, *_DASK),
+    "training": (*_FEEDER, "torch", "torch.distributed", "feedline.loader.dataset"),
 }
 _CLUSTER = re.compile(r"\b(workers?|scheduler)\b")
 _SPAWNED = re.compile(r"from multiprocessing\.spawn import spawn_main; spawn_main\(.*\)")
@@ -260,17 +258,17 @@ def _program(call: Mapping[str, Any]) -> tuple[str, list[str]] | None:
     if words[:1] == ["-m"] and words[1].startswith("distributed.cli."):
         return "feedline dask", ["-P" if is_safe else "", *words]
     if words[:2] == ["-m", "feedline"]:
-        return _kind("feedline", words), ["-P" if is_safe else "", *words]
+        return "feedline dask" if _has_cluster(words) else "feedline", ["-P" if is_safe else "", *words]
     if words[0].endswith(".py") and Path(words[0]).resolve().is_relative_to(TESTS):
-        return _kind("training", words), ["", *words]
+        return "training", ["", *words]
     return None
 
 
-def _kind(kind: str, words: Sequence[str]) -> str:
-    """The kind of a program: with Dask if a pipeline or an option of its command line has a cluster."""
+def _has_cluster(words: Sequence[str]) -> bool:
+    """Whether a pipeline or an option of a command line names one."""
     pipelines = [Path(word) for word in words if word.endswith(".yaml")]
     texts = [*words, *(path.read_text(errors="replace") for path in pipelines if path.is_file())]
-    return f"{kind} dask" if any(map(_CLUSTER.search, texts)) else kind
+    return any(map(_CLUSTER.search, texts))
 
 
 def _server(kind: str, environment: Mapping[str, str]) -> Server | None:
