@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -89,6 +90,26 @@ def test_a_program_ends_with_its_status(kind: str):
         assert subprocess.run([sys.executable, __file__, "leave", str(status)], check=False).returncode == status
     failed = subprocess.run([sys.executable, __file__, "fail"], capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "ValueError: no")
+
+
+def test_a_process_that_multiprocessing_spawns_is_a_child_with_its_status(kind: str):
+    from pipelines import eventually  # which the programs do not need
+
+    context = multiprocessing.get_context("spawn")
+    for status in (0, 7):  # where servers are on, the second is forked
+        process = context.Process(target=sys.exit, args=(status,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == status
+        process.close()
+    waiting = context.Process(target=signal.pause)
+    waiting.start()
+    assert psutil.Process(waiting.pid).ppid() == os.getpid()
+    assert eventually(lambda: "spawn_main" in " ".join(psutil.Process(waiting.pid).cmdline()))
+    waiting.terminate()
+    waiting.join(60)
+    assert waiting.exitcode == -signal.SIGTERM
+    waiting.close()
 
 
 if __name__ == "__main__":

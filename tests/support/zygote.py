@@ -1,12 +1,14 @@
-"""Start `python -m feedline …`, the tests' own training programs and those of `feedline init` by a fork of a server
-that has imported what they run: a feeder costs 0.1 s of CPU time instead of 1.3, a trainer 0.2 instead of 3.
+"""Start `python -m feedline …`, Dask's schedulers and workers, the tests' own training programs and those of
+`feedline init` by a fork of a server that has imported what they run: a feeder costs 0.1 s of CPU time instead of 1.3,
+a trainer 0.2 instead of 3.
 
-`install` replaces `subprocess.Popen`, which starts such a program as follows and every other as ever. A server has
-imported modules, and used none: no thread of its own runs, no file or query was opened. It forks a process that forks
-the program's and ends, so that the kernel gives the program to the nearest process above that adopts orphans: the one
-that asked, which adopts for as long as that takes. The program thus is a child of the process that started it, by pid,
-for signals, and for wait. It gets arguments, environment, folder, descriptors, CPUs and limits with the request, and
-ends as any Python program does. A program that may start feeders has a server of its own, forked before it runs.
+`install` replaces `subprocess.Popen`, and that by which multiprocessing spawns; they start such a program as follows
+and every other as ever. A server has imported modules, and used none: no thread of its own runs, no file or query was
+opened. It forks a process that forks the program's and ends, so that the kernel gives the program to the nearest
+process above that adopts orphans: the one that asked, which adopts for as long as that takes. The program thus is a
+child of the process that started it, by pid, for signals, and for wait. It gets arguments, environment, folder,
+descriptors, CPUs and limits with the request, and ends as any Python program does. A program that may start feeders or
+workers has a server of its own, forked before it runs.
 
 Runs in: the tests, the servers, the programs.
 """
@@ -19,7 +21,9 @@ import importlib
 import inspect
 import io
 import json
+import multiprocessing.util
 import os
+import re
 import resource
 import runpy
 import signal
@@ -29,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import warnings
 from collections.abc import Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
@@ -39,13 +44,32 @@ import psutil
 
 TESTS = Path(__file__).resolve().parents[1]
 NAME = "zygote.py"  # in a server's command line
+_FEEDER = ("feedline.commands.feed",)
+_DASK = (
+    "feedline.service.scheduler.preload",
+    "feedline.service.worker.preload",
+    "feedline.service.cluster.local_cluster",
+    "feedline.service.cluster.dask_cluster",
+    "distributed.http.health",
+    "distributed.http.scheduler.info",
+    "distributed.http.scheduler.json",
+    "distributed.http.scheduler.prometheus",
+    "distributed.http.worker.prometheus",
+)
 _MODULES = {
-    "feedline": ("feedline.commands.feed",),
-    "training": ("feedline.commands.feed", "torch", "torch.distributed", "feedline.loader.dataset"),
+    "feedline": _FEEDER,
+    "feedline dask": (*_FEEDER, *_DASK),  # where a pipeline has a cluster
+    "training": (*_FEEDER, "torch", "torch.distributed", "feedline.loader.dataset"),
 }
+_CLUSTER = re.compile(r"\b(workers?|scheduler)\b")
+_SPAWNED = re.compile(r"from multiprocessing\.spawn import spawn_main; spawn_main\(.*\)")
 # Variables that are read when a process starts, or by an import: another value needs another server.
 _READ_EARLY = ("PYTHON", "LD_", "NPY_", "OMP_", "FEEDLINE_DEBUG_", "GLIBC_")
-_MOST_SERVERS = 4
+# Dask's nannies seed the hashes of their workers alike: those of one server are.
+_READ_BY_PLAIN_WORKERS = ("PYTHONHASHSEED",)
+_QUIET = "ignore"
+_MOST_SERVERS = 6
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)
 # Descriptors below are those of programs; libraries and servers have theirs above.
 _FIRST_OWN = 300
@@ -54,11 +78,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 _HEADER = struct.Struct("<i")
 
 _Popen = subprocess.Popen
+_spawnv_passfds = multiprocessing.util.spawnv_passfds
 _SIGNATURE = inspect.signature(_Popen._execute_child)
 _libc = ctypes.CDLL(None)
 _lock = threading.Lock()  # one program at a time is adopted
-_servers: dict[str, Server | None] = {}  # by kind and variables; None for a second one of which none was started
+_servers: dict[str, Server | None] = {}  # by kind and variables; None where the first of a kind has started without
 _own_server: Server | None = None  # of a program
+_usual: dict[str, str] = {}  # variables that are read early, when this began
 _is_on = True
 
 
@@ -84,7 +110,9 @@ class Server:
 
 def install() -> None:
     """Start programs by servers from now on, where that is possible."""
+    _usual.update(_early(os.environ))
     subprocess.Popen = Popen
+    multiprocessing.util.spawnv_passfds = _spawn
 
 
 def switch(on: bool) -> None:
@@ -128,18 +156,60 @@ def _start(call: Mapping[str, Any]) -> int | None:
     """Start a program by a server. Returns None if it is not one of those."""
     environment = {os.fsdecode(key): os.fsdecode(value) for key, value in (call["env"] or os.environ).items()}
     program = _program(call)
+    if program is None:
+        return None
     descriptors = {0: call["p2cread"], 1: call["c2pwrite"], 2: call["errwrite"]}
     descriptors = {number: number if other == -1 else other for number, other in descriptors.items()}
     descriptors |= {number: number for number in call["pass_fds"]}
-    if program is None or max(descriptors) >= _FIRST_OWN or "LD_PRELOAD" in environment:
+    folder = Path(os.fsdecode(call["cwd"] or ".")).absolute()
+    return _request(program, environment, descriptors, folder=folder, session=call["start_new_session"])
+
+
+def _spawn(path: bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> int:
+    """In place of `multiprocessing.util.spawnv_passfds`: start a worker of Dask's, and others as ever."""
+    pid = None
+    *_, option, code, last = map(os.fsdecode, args)
+    is_worker = (option, last) == ("-c", "--multiprocessing-fork") and _SPAWNED.fullmatch(code)
+    if _is_on and is_worker and all(map(_is_open, range(3))):
+        environment = {name: value for name, value in os.environ.items() if name not in _READ_BY_PLAIN_WORKERS}
+        descriptors = {number: number for number in (0, 1, 2, *passfds)}
+        program = "feedline dask", ["", option, code, last]
+        pid = _request(program, environment, descriptors, folder=Path.cwd(), session=False, inherits=True)
+    return _spawnv_passfds(path, args, passfds) if pid is None else pid
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _request(
+    program: tuple[str, list[str]],
+    environment: dict[str, str],
+    descriptors: Mapping[int, int],
+    *,
+    folder: Path,
+    session: bool,
+    inherits: bool = False,
+) -> int | None:
+    """Have a server start a program. Returns None if there is none for it.
+
+    program: kind and words. descriptors: this process's, by the numbers that they get. inherits: signals that are
+    ignored here are ignored by the program.
+    """
+    if max(descriptors) >= _FIRST_OWN or "LD_PRELOAD" in environment:
         return None  # what is preloaded checks a kernel that the program loads instead of the server's
     kind, words = program
     request = {
         "words": words,
         "environment": environment,
-        "folder": str(Path(os.fsdecode(call["cwd"] or ".")).absolute()),
+        "folder": str(folder),
         "descriptors": list(descriptors),
-        "session": call["start_new_session"],
+        "session": session,
+        "ignored": [each for each in _ENDING if inherits and signal.getsignal(each) is signal.SIG_IGN],
         "cpus": list(os.sched_getaffinity(0)),
         "limits": [resource.getrlimit(limit) for limit in _LIMITS],
     }
@@ -186,8 +256,10 @@ def _program(call: Mapping[str, Any]) -> tuple[str, list[str]] | None:
     words = words[is_safe:]
     if executable != sys.executable or not words:
         return None
+    if words[:1] == ["-m"] and words[1].startswith("distributed.cli."):
+        return "feedline dask", ["-P" if is_safe else "", *words]
     if words[:2] == ["-m", "feedline"]:
-        return "feedline", ["-P" if is_safe else "", *words]
+        return "feedline dask" if _has_cluster(words) else "feedline", ["-P" if is_safe else "", *words]
     script = Path(words[0]).resolve()
     is_begun = script.name == "train.py" and not script.is_relative_to(TESTS.parent)  # `feedline init` wrote it
     if script.suffix == ".py" and (script.is_relative_to(TESTS) or is_begun):
@@ -195,21 +267,37 @@ def _program(call: Mapping[str, Any]) -> tuple[str, list[str]] | None:
     return None
 
 
+def _has_cluster(words: Sequence[str]) -> bool:
+    """Whether a pipeline or an option of a command line names one."""
+    pipelines = [Path(word) for word in words if word.endswith(".yaml")]
+    texts = [*words, *(path.read_text(errors="replace") for path in pipelines if path.is_file())]
+    return any(map(_CLUSTER.search, texts))
+
+
 def _server(kind: str, environment: Mapping[str, str]) -> Server | None:
-    """The server of a kind of programs; it is started for the second one with the same variables."""
-    early = {name: value for name, value in environment.items() if name.startswith(_READ_EARLY)}
+    """The server of a kind of programs; with variables that these tests do not start with, it is started for the second
+    one: there may be no other.
+    """
+    early = _early(environment)
     key = json.dumps([kind, sorted(early.items())])
-    if key not in _servers:
+    if key not in _servers and early != _usual:
         _servers[key] = None
-    elif _servers[key] is None and sum(each is not None for each in _servers.values()) < _MOST_SERVERS:
+    elif _servers.get(key) is None and sum(each is not None for each in _servers.values()) < _MOST_SERVERS:
         ours, theirs = socket.socketpair()
         command = [sys.executable, __file__, kind, str(theirs.fileno()), "_" * _TITLE_BYTES]
-        switched = {**environment, "OPENBLAS_NUM_THREADS": "1"}
+        others = {name: value for name, value in environment.items() if not name.startswith(_READ_EARLY)}
+        switched = {**others, **early, "OPENBLAS_NUM_THREADS": "1"}
         process = _Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=switched)
         process.returncode = 0  # it ends with this process, and nobody waits for it
         theirs.close()
         _servers[key] = Server(ours)
-    return _servers[key]
+    return _servers.get(key)
+
+
+def _early(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are read early, but for silenced warnings: a program silences its own."""
+    found = {name: value for name, value in environment.items() if name.startswith(_READ_EARLY)}
+    return {name: value for name, value in found.items() if (name, value) != ("PYTHONWARNINGS", _QUIET)}
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
@@ -279,22 +367,33 @@ def run(request: Mapping[str, Any]) -> None:
     for limit, values in zip(_LIMITS, request["limits"], strict=True):
         resource.setrlimit(limit, tuple(values))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    if os.environ.get("PYTHONWARNINGS") == _QUIET:
+        warnings.simplefilter("ignore")
     tempfile.tempdir = None
     option, *words = request["words"]
-    is_feeder = words[:3] == ["-m", "feedline", "feed"]
-    if not is_feeder:
+    is_lone_feeder = words[:3] == ["-m", "feedline", "feed"] and "distributed" not in sys.modules
+    if not is_lone_feeder and words[0] != "-c":
         _serve_feeders()
     _rename([sys.executable, *filter(None, [option]), *words])
     _open_streams()
     gc.enable()
     if threads := os.environ.get("POLARS_MAX_THREADS"):  # read again: Polars knows the server's
         sys.modules["polars"].Config.load(json.dumps({"environment": {"POLARS_MAX_THREADS": threads}, "direct": {}}))
+    if "dask" in sys.modules:
+        sys.modules["dask"].config.refresh()  # from its variables
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if words[0] == "-m":
         sys.path[:1] = [] if option else [str(Path.cwd())]
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.path[:1] = [""]
+        sys.argv = ["-c", *words[2:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(words[1], vars(main))
     else:
         sys.path[:1] = [str(Path(words[0]).resolve().parent)]
         sys.argv = words

@@ -119,7 +119,7 @@ def test_entries_of_another_version_stay(place: Place) -> None:
     assert len([*(place.folder / "cache" / "v9").rglob("*.entry")]) == len(files_of(place.folder / "cache"))
 
 
-@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0, 4e8])
+@pytest.mark.parametrize("ahead_s", [-7200.0, 4e8, pytest.param(7200.0, marks=pytest.mark.nightly)])
 def test_hosts_with_clocks_apart_share_a_full_cache(
     place: Place, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:

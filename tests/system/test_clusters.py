@@ -72,7 +72,7 @@ def test_worker_processes(place: Place, expected: list[list[bytes]]):
     assert delivered(place, "workers", {"workers": {"min": 1, "max": 2}, "threads": 1}) == expected
 
 
-@pytest.mark.nightly  # two ranks on two hosts, with certificates, by default: test_hosts.py
+@pytest.mark.nightly  # with certificates, by default: test_log_lines.py
 def test_a_scheduler_and_workers_started_separately(place: Place, dask: DaskCluster, expected: list[list[bytes]]):
     assert delivered(place, "scheduler", {"scheduler": dask.address}) == expected
 
@@ -152,16 +152,20 @@ def other_version(folder: Path, module: str, attribute: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-def test_workers_of_another_version_are_refused_at_the_start_and_later(place: Place, tmp_path: Path):
-    old = other_version(tmp_path / "old", "feedline.version", "VERSION")
+def test_workers_of_another_version_are_refused_at_the_start(place: Place, tmp_path: Path):
     text = f"another feedline: got 0.0.7, expected {importlib.metadata.version('feedline')} as in the feeder"
-    with DaskCluster(tmp_path / "dask", environment=old) as dask:
-        small = {"source": {"split_rows": 256}, "shuffle": {"window_rows": 256}}
-        path = place.write("versions.yaml", cluster={"scheduler": dask.address}, **small)
+    with DaskCluster(tmp_path / "dask", workers=0) as dask:
+        dask.start_worker(other_version(tmp_path / "old", "feedline.version", "VERSION"))
+        path = place.write("versions.yaml", cluster={"scheduler": dask.address})
         with FeedlineDataset(path) as dataset, pytest.raises(ClusterError, match=re.escape(text)):
             len(dataset)
-        dask.kill_worker()
-        dask.start_worker({"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+
+
+@pytest.mark.nightly  # by default at the start, and with workers in this process: tests/service/feeder/test_delivery.py
+def test_workers_of_another_version_are_refused_later(place: Place, tmp_path: Path):
+    with DaskCluster(tmp_path / "dask") as dask:
+        small = {"source": {"split_rows": 256}, "shuffle": {"window_rows": 256}}
+        path = place.write("later.yaml", cluster={"scheduler": dask.address}, **small)
         with FeedlineDataset(path) as dataset:
             iterator = iter(dataset)
             first = [image(next(iterator)) for _ in range(3)]
@@ -197,6 +201,7 @@ def test_workers_of_a_cluster_compute_at_x86_64_v3(place: Place, tmp_path: Path,
         assert [image(batch) for batch in dataset] == seen
 
 
+@pytest.mark.nightly  # by default while batches are delivered: test_kill.py
 def test_a_scheduler_that_dies_while_rows_are_counted(place: Place, tmp_path: Path):
     """The counting pass runs on the cluster as well, before there is a stream to look after."""
     with DaskCluster(tmp_path / "dask") as dask:
@@ -216,7 +221,18 @@ def test_a_scheduler_that_dies_while_rows_are_counted(place: Place, tmp_path: Pa
             assert run.wait() == 130
 
 
-def test_a_cluster_without_workers_refuses_a_start_and_not_an_evaluation(place: Place, tmp_path: Path):
+def test_a_cluster_without_workers_refuses_a_start(place: Place, tmp_path: Path):
+    with DaskCluster(tmp_path / "dask", workers=0) as dask:
+        path = place.write("idle.yaml", cluster={"scheduler": dask.address, "wait_s": 1})
+        with (
+            FeedlineDataset(path) as dataset,
+            pytest.raises(ClusterError, match=r"has no worker: got none in 1 s .*feedline worker tcp://"),
+        ):
+            len(dataset)
+
+
+@pytest.mark.nightly  # a start by default: the test before; an outage: test_kill.py
+def test_a_cluster_without_workers_refuses_no_evaluation(place: Place, tmp_path: Path):
     """Between two epochs no block is waited for, though the next epoch's first ones are missing; within one it is an
     error that the scheduler does not come back.
     """

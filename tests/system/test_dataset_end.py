@@ -18,8 +18,6 @@ from feedline import FeedlineDataset
 from feedline.errors import BatchTimeoutError, FeedlineError, SpecError
 from feedline.loader.ring import feeder_connection
 
-pytestmark = pytest.mark.usefixtures("plain_starts")
-
 STEPS = 78  # 20,000 rows in batches of 256, the rest dropped
 
 
@@ -98,6 +96,7 @@ def test_garbage_collection_ends_the_feeder(path: Path):
     assert not feeder.is_running()
 
 
+@pytest.mark.usefixtures("plain_starts")
 def test_the_end_of_the_program_ends_the_feeder(path: Path):
     """Without close, without with: the interpreter's exit."""
     program = (

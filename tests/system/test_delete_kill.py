@@ -63,7 +63,10 @@ def check_and_finish(table: Path, before: dict[str, pa.Table], after: dict[str, 
 
 @pytest.mark.parametrize(
     ("place", "turn"),
-    [("log", 1), ("write", 1), ("write", 3), ("move", 1), ("move", 4), ("removal", 2), ("log", 2), ("release", 1)],
+    [
+        *(("log", 1), ("write", 3), ("move", 4), ("removal", 2), ("release", 1)),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("write", 1), ("move", 1), ("log", 2))),
+    ],
 )
 def test_a_killed_run_leaves_old_and_new_files_and_the_next_one_does_the_rest(
     table: Path, place: str, turn: int

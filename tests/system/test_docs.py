@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -122,12 +122,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by any optimizer's step
         pipeline, _ = shown("README.md", "yaml")
         (place.folder / "pipeline.yaml").write_text(small(pipeline.text, "size: 8192", "size: 1024"))
-        for fence, words in commands():
-            if words[:2] == ["feedline", "generate"]:
-                run(fence, [*words, "--row-group-rows", "1024"], {"500000": "20000"})
-            elif words[:2] == ["feedline", "fit"]:
-                run(fence, words)
+        prepare(["README.md"])
         yield place.folder
+
+
+@pytest.fixture(scope="module")
+def whole_folder(folder: Path) -> Path:
+    """The same, with the tables of all pages."""
+    prepare(WITH_FENCES[1:])
+    return folder
+
+
+def prepare(pages: Sequence[str]) -> None:
+    """Run the commands of pages that make tables, and that fit."""
+    for fence, words in commands():
+        if fence.page in pages and words[:2] == ["feedline", "generate"]:
+            run(fence, [*words, "--row-group-rows", "1024"], {"500000": "20000"})
+        elif fence.page in pages and words[:2] == ["feedline", "fit"]:
+            run(fence, words)
 
 
 def run(fence: Fence, words: list[str], smaller: dict[str, str] | None = None) -> str:
@@ -187,11 +199,20 @@ def test_the_ring_is_drained(folder: Path):
     assert re.search(r"[\d,]+ rows in [\d,]+ batches", run(fence, words))
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(pytest.param(page, marks=pytest.mark.nightly) for page in WITH_FENCES[1:])]
-)
-def test_examples_run_one_after_the_other(page: str, folder: Path):
-    """In one namespace, as a reader would paste them. Assertions in them are tests."""
+@pytest.mark.usefixtures("folder")
+def test_examples_of_the_readme_run_one_after_the_other():
+    execute("README.md")
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("whole_folder")
+@pytest.mark.parametrize("page", WITH_FENCES[1:])
+def test_examples_run_one_after_the_other(page: str):
+    execute(page)
+
+
+def execute(page: str) -> None:
+    """Run a page's examples in one namespace, as a reader would paste them. Assertions in them are tests."""
     names: dict[str, object] = {"__name__": "example"}
     for fence in shown(page, "python"):
         if not fence.fragment:
@@ -202,7 +223,7 @@ def test_examples_run_one_after_the_other(page: str, folder: Path):
 
 
 @pytest.mark.nightly
-def test_examples_of_docstrings_print_what_they_show(folder: Path):
+def test_examples_of_docstrings_print_what_they_show(whole_folder: Path):
     """Those of the Python API, in the README's folder, with its names imported."""
     owners = [getattr(feedline, name) for name in feedline.__all__ if name != "__version__"]
     owners += [getattr(modules, name) for name in modules.__all__]

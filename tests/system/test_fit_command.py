@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from processes import Program, ended, ended_here
+from processes import SUPPORT, Program, ended, ended_here
 from toy_ops import toy_ops, written
 from typer.testing import CliRunner
 
@@ -110,27 +110,10 @@ def test_dask_workers_make_the_same_and_fit_auto_fits_before_a_run(tmp_path: Pat
     assert json.loads(pointer.read_text())["manifest"] == here.manifest
 
 
-STOPPED = """
-import os, sys
-from feedline.fitting import passes
-from feedline.cli import main
-
-observe = passes.observe_pieces
-number = int(sys.argv.pop())
-
-def observe_and_be_stopped(job, fragments):
-    os.kill(os.getpid(), number)
-    return observe(job, fragments)
-
-passes.observe_pieces = observe_and_be_stopped
-main()
-"""
-
-
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_fit_that_is_stopped_leaves_nothing(tmp_path: Path, clicks: Path, number: int, expected: int):
     path = written(tmp_path, clicks, features=FEATURES)
-    program = Program([sys.executable, "-c", STOPPED, "fit", str(path), str(int(number))])
+    program = Program([sys.executable, str(SUPPORT / "stopped_fit.py"), "fit", str(path), str(int(number))])
     try:
         assert program.wait() == expected, program.text
     finally:

@@ -32,7 +32,7 @@ def feedline(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def write(place: Place, name: str, **changes: Any) -> Path:
     path = place.folder / name
-    path.write_text(json.dumps(mixed_pipeline(place.folder, lanes=2, cluster={"threads": 2}, **changes)))
+    path.write_text(json.dumps(mixed_pipeline(place.folder, lanes=2, **{"cluster": {"threads": 2}, **changes})))
     return path
 
 
@@ -41,14 +41,13 @@ CLUSTERS = {"threads": {"threads": 2}, "processes": {"workers": 2, "dashboard": 
 
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 def test_feeders_deliver_what_is_planned(place: Place, cluster: dict[str, Any]):
-    path = write(place, "p.yaml", stop="all")
-    options = {"cluster": cluster}
-    with FeedlineDataset(path, set=options) as dataset:
+    path = write(place, "p.yaml", stop="all", cluster=cluster)
+    with FeedlineDataset(path) as dataset:
         assert [each["name"] for each in dataset.facts["sources"]] == ["clicks", "views"]
         for epoch in range(2):
             seen = [image(batch) for batch in dataset]
             assert len(seen) == len(dataset) == 112
-            assert seen == oracle(path, set=options, epoch=epoch)
+            assert seen == oracle(path, epoch=epoch)
         assert dataset.quality["price"]["rows"] >= 2 * 112 * 20
 
 

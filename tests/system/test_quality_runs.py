@@ -17,8 +17,11 @@ from feedline import FeedlineDataset, Pipeline
 from feedline.commands.run import quality_table
 from feedline.errors import DataError
 
-STEPS = 78
-BROKEN = r"feature 'dense_0' is not as expected in epoch {}: got null_rate 0\.0\d+, expected <= 0\.01 \(20,000 rows"
+ROWS, STEPS = 6666, 26
+BROKEN = (
+    r"feature 'dense_0' is not as expected in epoch {}: got null_rate 0\.0\d+, expected <= 0\.01 "
+    rf"\({ROWS:,} rows"
+)
 FEATURES: dict[str, Any] = {
     "dense": {"dense_0": {"column": "dense_0", "ops": [{"fill_null": 0}], "expect": {"null_rate": "<= 0.01"}}},
     "categorical": {"id_0": {"column": "id_0", "expect": {"min": ">= 0"}}},
@@ -29,7 +32,8 @@ FEATURES: dict[str, Any] = {
 
 @pytest.fixture
 def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
-    with furnished(tmp_path, clicks) as place:
+    """Over one day of the clicks."""
+    with furnished(tmp_path, sorted(clicks.iterdir())[0]) as place:
         yield place
 
 
@@ -70,12 +74,12 @@ def test_a_run_ends_with_a_table_or_an_error(place: Place):
     path = place.write(features=FEATURES)
     done = ended_here("run", path, "--sink", "null")
     assert done.returncode == 0
-    assert "quality of 20,000 rows" in done.stdout
+    assert f"quality of {ROWS:,} rows" in done.stdout
     assert all(name in done.stdout for name in ("dense_0", "hist_0", "clicked", "longest"))
     stopped = ended_here("run", path, "--sink", "null", "--set", "on_expect=error")
     assert stopped.returncode == 1
     assert "error: feature 'dense_0' is not as expected in epoch 0: got null_rate 0.0" in stopped.stderr
-    assert "quality of 20,000 rows" not in stopped.stdout
+    assert f"quality of {ROWS:,} rows" not in stopped.stdout
 
 
 def test_a_dataset_tells_and_warns(place: Place):

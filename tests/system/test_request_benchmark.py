@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "request_rows.py"
 
 
+@pytest.mark.nightly
 def test_tiny_compares_bytes_and_rates(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARK), "--tiny", "--json", str(tmp_path / "found.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

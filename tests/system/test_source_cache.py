@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, eventually, furnished, image
-from processes import ended_here, running
+from processes import SUPPORT, ended_here, running
 from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 
 from feedline import Pipeline, Table
@@ -36,37 +36,30 @@ from feedline.warehouse.selection.select import plan_fragments, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import ranges
 from feedline.warehouse.storage.locations import locate
+from feedline.workbench.generate.clicks import ClickRecipe
+from feedline.workbench.generate.generate import generate_clicks
 
 COLUMNS = ["request_id", "hist_0", "str_0"]
 DATA = {"ranged": True}
 
-READS = """
-import signal
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-import sys
-from dataclasses import replace
-from feedline import Table
-from feedline.warehouse.cache.cache_folder import CacheRef
-from feedline.warehouse.reading.read import ReadRequest, read_arrow
-from feedline.warehouse.selection.select import plan_fragments
-from feedline.warehouse.selection.select import screen_rows
-uri, folder = sys.argv[1:]
-ref = CacheRef(folder=folder, size=10**9, free=0, shared=False)
-snapshot = replace(Table(uri).snapshot(), source_cache=ref)
-print("ready", flush=True)
-signal.sigwait({signal.SIGUSR1})
-fragments = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
-request = ReadRequest(["request_id", "hist_0", "str_0"], snapshot.schema)
-tables = [read_arrow(each, request) for each in fragments]
-print(sum(table.num_rows for table in tables), flush=True)
-"""
+READS = SUPPORT / "cached_reading.py"
 
 
 @pytest.fixture(scope="module")
-def server(clicks: Path) -> Iterator[int]:
-    """An S3 server that holds the click table: its port."""
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of fewer row groups than the clicks have: each is a request per column."""
+    folder = tmp_path_factory.mktemp("warehouse") / "small"
+    recipe = ClickRecipe(rows=4_000, days=2, dense=2, strings=1, histories=1, row_group_rows=512, part_rows=1_024)
+    generate_clicks(str(folder), recipe)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(clicks: Path, small: Path) -> Iterator[int]:
+    """An S3 server that holds the click table and the small one: its port."""
     with s3_server() as port:
         put_folder(port, "warehouse", clicks)
+        put_folder(port, "tables", small)
         yield port
 
 
@@ -105,9 +98,9 @@ def entries(ref: CacheRef) -> list[Path]:
     return sorted(Path(ref.folder).rglob("*.entry"))
 
 
-def test_the_second_epoch_requests_no_data(s3: Store, ref: CacheRef, clicks: Path) -> None:
-    expected = Table(str(clicks)).read(columns=COLUMNS)
-    snapshot, fragments = frozen(s3.uri("warehouse/clicks"), ref)
+def test_the_second_epoch_requests_no_data(s3: Store, ref: CacheRef, small: Path) -> None:
+    expected = Table(str(small)).read(columns=COLUMNS)
+    snapshot, fragments = frozen(s3.uri("tables/small"), ref)
     assert rows(snapshot, fragments).equals(expected)
     s3.forget()
     assert rows(snapshot, fragments).equals(expected)
@@ -115,8 +108,8 @@ def test_the_second_epoch_requests_no_data(s3: Store, ref: CacheRef, clicks: Pat
 
 
 def test_another_column_is_fetched_alone(s3: Store, ref: CacheRef) -> None:
-    snapshot, fragments = frozen(s3.uri("warehouse/clicks"), ref)
-    plain, same = frozen(s3.uri("warehouse/clicks"), None)
+    snapshot, fragments = frozen(s3.uri("tables/small"), ref)
+    plain, same = frozen(s3.uri("tables/small"), None)
     rows(snapshot, fragments)
     s3.forget()
     rows(plain, same, ["dense_1"])
@@ -134,7 +127,7 @@ def test_a_local_table_is_not_copied(ref: CacheRef, clicks: Path) -> None:
 
 
 def test_damaged_entries_are_fetched_again(s3: Store, ref: CacheRef) -> None:
-    snapshot, fragments = frozen(s3.uri("warehouse/clicks"), ref)
+    snapshot, fragments = frozen(s3.uri("tables/small"), ref)
     expected = rows(snapshot, fragments)
     for number, path in enumerate(entries(ref)):
         content = bytearray(path.read_bytes())
@@ -172,11 +165,11 @@ def test_bytes_damaged_on_the_wire_are_fetched_again_and_not_kept(
 
 
 def test_a_cache_smaller_than_the_table_evicts(s3: Store, ref: CacheRef) -> None:
-    snapshot, fragments = frozen(s3.uri("warehouse/clicks"), ref)
+    snapshot, fragments = frozen(s3.uri("tables/small"), ref)
     expected = rows(snapshot, fragments)
     whole = open_folder(ref).space.rescan()
     small = replace(ref, folder=ref.folder + "2", size=whole // 2)
-    snapshot, fragments = frozen(s3.uri("warehouse/clicks"), small)
+    snapshot, fragments = frozen(s3.uri("tables/small"), small)
     for _ in range(3):
         assert rows(snapshot, fragments).equals(expected)
         assert open_folder(small).space.rescan() <= whole // 2 + whole // len(entries(ref)) * 2
@@ -196,7 +189,7 @@ def test_auto_keeps_what_the_store_delivered_where_features_do_not_pay(
         "version": 1,
         "name": "remote",
         "work_dir": str(tmp_path / "work"),
-        "source": {"table": s3.uri("warehouse/clicks")},
+        "source": {"table": s3.uri("tables/small")},
         "features": {"dense": {"dense_1": [{"fill_null": 0}]}, "sparse": {"hist_0": []}},
         "shuffle": "off",
         "batch": {"size": 50},
@@ -272,7 +265,7 @@ def test_two_processes_that_read_the_same_fetch_it_once(s3: Store, ref: CacheRef
     s3.fault("delay", seconds=0.02, times=ALWAYS, **DATA)
     with ExitStack() as stack:
         programs = [
-            stack.enter_context(running(sys.executable, "-c", READS, s3.uri("warehouse/clicks"), ref.folder))
+            stack.enter_context(running(sys.executable, READS, s3.uri("warehouse/clicks"), ref.folder))
             for _ in range(2)
         ]
         for program in programs:
@@ -289,10 +282,10 @@ def test_two_processes_that_read_the_same_fetch_it_once(s3: Store, ref: CacheRef
     assert once <= s3.counts()["range"] - footers <= 1.2 * once + 2
 
 
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("part", [0.5, *(pytest.param(part, marks=pytest.mark.nightly) for part in (0.1, 0.9))])
 def test_a_process_killed_while_it_fills(s3: Store, ref: CacheRef, clicks: Path, part: float) -> None:
     s3.fault("delay", seconds=0.02, times=ALWAYS, **DATA)
-    with running(sys.executable, "-c", READS, s3.uri("warehouse/clicks"), ref.folder) as program:
+    with running(sys.executable, READS, s3.uri("warehouse/clicks"), ref.folder) as program:
         program.line("ready")
         files = s3.counts()["range"]
         program.send(signal.SIGUSR1)
@@ -339,11 +332,10 @@ def test_batches_are_those_of_the_local_table_and_request_no_data_twice(s3: Stor
     assert data == []
 
 
-@pytest.mark.parametrize("cluster", [{"threads": 1}, {"workers": 2, "threads": 1}], ids=["threads", "processes"])
-def test_runs_read_from_the_cache(s3: Store, place: Place, cluster: dict[str, Any]) -> None:
-    path = remote(s3, place, "run.yaml", cluster=cluster)
+def test_a_run_reads_from_the_cache_what_worker_processes_kept(s3: Store, place: Place) -> None:
     summaries, fetched = [], []
-    for _ in range(2):
+    for cluster in ({"workers": 1, "threads": 1}, {"threads": 1}):
+        path = remote(s3, place, "run.yaml", cluster=cluster)
         s3.forget()
         done = ended_here("run", path, "--sink", "null", "--json")
         assert done.returncode == 0, done.stderr

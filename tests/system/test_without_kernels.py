@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -31,6 +33,7 @@ memory: 64MiB
 """
 TRAINING = """\
 import hashlib, json, warnings
+from pathlib import Path
 from feedline import FeedlineDataset
 digest = hashlib.sha256()
 with warnings.catch_warnings(record=True) as caught:
@@ -39,8 +42,18 @@ with warnings.catch_warnings(record=True) as caught:
         for batch in dataset:
             for tensor in batch.to_dict().values():
                 digest.update(repr(tensor).encode())
-        warned = open(log).read().count("kernels are missing")
+        warned = Path(log).read_text().count("kernels are missing")
 print(json.dumps([digest.hexdigest(), [str(each.message) for each in caught], warned]))
+"""
+
+COMMANDS = """\
+import contextlib, io, json, sys
+from feedline.cli import app
+from feedline.commands.exit_status import status_of
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        status = status_of(lambda: app(words))
+    print(json.dumps([status, out.getvalue(), errors.getvalue()]))
 """
 
 
@@ -68,23 +81,29 @@ def run(place: Path, package: Path, *words: str) -> subprocess.CompletedProcess[
 
 
 def test_commands_say_which_kernels_there_are(bare: Path, place: Path):
-    assert run(place, bare, "-m", "feedline", "--version").stdout == f"{VERSION}\nkernels: none\n"
-    planned = run(place, bare, "-m", "feedline", "plan", "pipeline.yaml")
-    assert "pyarrow (installed without a compiler)" in planned.stdout
-    assert "the kernel" not in planned.stdout
-    planned = run(place, bare, "-m", "feedline", "plan", "pipeline.yaml", "--json")
-    assert json.loads(planned.stdout)["kernels"] == []
-    drained = run(place, bare, "-m", "feedline", "run", "pipeline.yaml", "--sink", "null", "--json")
-    assert json.loads(drained.stdout)["kernels"] == []
-    assert drained.stderr.count(MISSING) == 1
-    assert "apt install gcc python3-dev" in drained.stderr
+    plan = ["plan", "pipeline.yaml"]
+    commands = [["--version"], plan, [*plan, "--json"], ["run", "pipeline.yaml", "--sink", "null", "--json"]]
+    done = run(place, bare, "-c", COMMANDS, json.dumps(commands))
+    statuses, printed, errors = zip(*map(json.loads, done.stdout.splitlines()), strict=True)
+    assert statuses == (0, 0, 0, 0), errors
+    version, planned, facts, summary = printed
+    assert version == f"{VERSION}\nkernels: none\n"
+    assert "pyarrow (installed without a compiler)" in planned
+    assert "the kernel" not in planned
+    assert json.loads(facts)["kernels"] == []
+    assert json.loads(summary)["kernels"] == []
+    assert errors[-1].count(MISSING) == 1
+    assert "apt install gcc python3-dev" in errors[-1]
 
 
 @pytest.mark.skipif(
     compiled_kernels() != tuple(KERNELS), reason="the kernels were not compiled: there is no C compiler"
 )
-def test_a_training_has_the_same_batches_and_is_warned_once(bare: Path, place: Path):
+def test_a_training_has_the_same_batches_and_is_warned_once(bare: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
     digest, warned, logged = json.loads(run(place, bare, "-c", TRAINING).stdout)
     assert [text.partition(",")[0] for text in warned] == [MISSING]
     assert logged == 1
-    assert json.loads(run(place, ROOT, "-c", TRAINING).stdout) == [digest, [], 0]
+    monkeypatch.chdir(place)
+    with contextlib.redirect_stdout(io.StringIO()) as here:  # with the kernels
+        exec(TRAINING, {})
+    assert json.loads(here.getvalue()) == [digest, [], 0]

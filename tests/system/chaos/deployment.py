@@ -85,10 +85,12 @@ class Deployment:
     with `follows_demand`, to what the jobs need, at most `workers`. Workers that are too many drain.
 
     Trainers may end by signals; one that ends with an error is an error of the test unless `pardons` finds its reason
-    in the last words.
+    in the last words. with_clocks: wall clocks can jump; without, processes start by a fork of the tests' servers.
     """
 
-    def __init__(self, place: Place, *, workers: int = 2, with_run: bool = True, **changes: object) -> None:
+    def __init__(
+        self, place: Place, *, workers: int = 2, with_run: bool = True, with_clocks: bool = True, **changes: object
+    ) -> None:
         self.place = place
         self.workers = workers
         self.starts: Counter[str] = Counter()
@@ -101,7 +103,8 @@ class Deployment:
         self.receipts.mkdir()
         folder = place.folder / "clocks"
         folder.mkdir()
-        self.clocks = {name: Clock(folder, name) for name in ("host", "scheduler", "workers")}
+        roles = ("host", "scheduler", "workers") if with_clocks else ()
+        self.clocks = {name: Clock(folder, name) for name in roles}
         own = {"TMPDIR": str(place.folder / "dask"), "PYTHONWARNINGS": "ignore"}
         (place.folder / "dask").mkdir()  # what killed workers leave there is Dask's
         self._cluster = {**os.environ, **own}
@@ -113,7 +116,7 @@ class Deployment:
         self.path = place.write(lanes=4, cluster=cluster, **{**SMALL, **changes})
         port = str(free_port())
         common = {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1"}
-        host = {**os.environ, **self.clocks["host"].environment}
+        host = {**os.environ, **self._clock("host")}
         self._run_environment = host
         self._rank_environments = [
             {**host, **common, "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)
@@ -128,15 +131,19 @@ class Deployment:
 
     # -- starting -------------------------------------------------------------------------------------------------
 
+    def _clock(self, role: str) -> dict[str, str]:
+        """The variables of processes whose clock can jump."""
+        return self.clocks[role].environment if role in self.clocks else {}
+
     def _start_scheduler(self) -> Program:
         self.starts["scheduler"] += 1
         options = ("--port", str(self._port), "--dashboard", f"127.0.0.1:{self._http_port}")
-        environment = {**self._cluster, **self.clocks["scheduler"].environment}
+        environment = {**self._cluster, **self._clock("scheduler")}
         return Program([sys.executable, "-m", "feedline", "scheduler", *options], env=environment)
 
     def _start_worker(self) -> Worker:
         self.starts["worker"] += 1
-        return Worker(self.of_workers.port, {**self._cluster, **self.clocks["workers"].environment})
+        return Worker(self.of_workers.port, {**self._cluster, **self._clock("workers")})
 
     def _start_run(self) -> Program:
         self.starts["run"] += 1

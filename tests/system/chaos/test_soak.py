@@ -22,7 +22,7 @@ from feedline import FeedlineDataset
 
 WARM_SHARE = 0.4  # of the samples: allocators and caches fill up meanwhile
 GROWTH_BYTES = 12 * 2**20  # that comes and goes with the allocators' arenas: 12 KB in each of 1,000 epochs
-SAMPLES = 20
+EPOCHS, SAMPLES = 1000, 20
 LONG_S = 600.0
 # In that time. Dask keeps a connection for each call that ever waited beside others: a few more on a busy machine.
 POOLED = 4
@@ -106,15 +106,15 @@ def assert_constant(name: str, samples: list[Usage], *, growth_bytes: int, spare
     assert warm[-1].threads <= most_threads + spare, (name, [each.threads for each in samples])
 
 
-@pytest.mark.parametrize("epochs", [20, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_many_epochs_of_a_small_table(place: Place, epochs: int):
+@pytest.mark.nightly
+def test_many_epochs_of_a_small_table(place: Place):
     small = place.folder / "small"
     small.mkdir()
     file = sorted(place.table.rglob("*.parquet"))[0]
     pq.write_table(pq.ParquetFile(file).read().slice(0, 300), small / "part.parquet", row_group_size=100)
     path = place.write(source={"table": str(small)}, batch={"size": 100})
     with FeedlineDataset(path) as dataset:
-        used = soak(dataset, {}, lambda epoch: epoch % (epochs // SAMPLES) == 0, lambda epoch: epoch == epochs)
+        used = soak(dataset, {}, lambda epoch: epoch % (EPOCHS // SAMPLES) == 0, lambda epoch: epoch == EPOCHS)
         for name, samples in used.items():
             assert_constant(name, samples, growth_bytes=GROWTH_BYTES)
 
@@ -134,20 +134,18 @@ class Samplings:
         return self._taken >= self._number
 
 
-@pytest.mark.parametrize("limit_s", [8.0, pytest.param(LONG_S, marks=pytest.mark.nightly)])
-def test_a_scheduler_and_workers_elsewhere(place: Place, limit_s: float):
-    """Many blocks, and a ring that is full most of the time. In a short time, only what grows with each block shows."""
-    is_long = limit_s == LONG_S
-    spare, growth_bytes = (POOLED, GROWTH_BYTES) if is_long else (8, 4 * GROWTH_BYTES)
+@pytest.mark.nightly
+def test_a_scheduler_and_workers_elsewhere(place: Place):
+    """Many blocks, and a ring that is full most of the time."""
     faulthandler.cancel_dump_traceback_later()  # the limit of other tests
     with DaskCluster(place.folder / "dask", workers=2) as dask:
         names = ("scheduler", "worker 0", "worker 1")
         others = dict(zip(names, map(psutil.Process, dask.pids()), strict=True))
         with FeedlineDataset(place.write(**SMALL, cluster={"scheduler": dask.address})) as dataset:
-            samplings = Samplings(limit_s, SAMPLES if is_long else 6)
-            used = soak(dataset, others, samplings.due, samplings.done, STEP_S if is_long else 0.0)
+            samplings = Samplings(LONG_S)
+            used = soak(dataset, others, samplings.due, samplings.done, STEP_S)
             for name, samples in used.items():
-                assert_constant(name, samples, growth_bytes=growth_bytes, spare=spare)
+                assert_constant(name, samples, growth_bytes=GROWTH_BYTES, spare=POOLED)
 
 
 @pytest.mark.nightly
