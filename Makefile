@@ -121,8 +121,8 @@ test-workbench: install
 test-without-kernels: BARE := build/without-kernels
 test-without-kernels: install
 	rm -rf $(BARE) && mkdir -p $(BARE)
-	tar -c --exclude='*.so' --exclude=__pycache__ --exclude=.feedline --exclude='./build' --exclude='./.*' --exclude='./warehouse' . \
-	  | tar -x -C $(BARE)
+	tar -c --exclude='*.so' --exclude=__pycache__ --exclude=.feedline --exclude='./build' --exclude='./.*' \
+	  --exclude='./warehouse' --exclude='./*.egg-info' . | tar -x -C $(BARE)
 	cd $(BARE) && PYTHONPATH=$$PWD $(abspath $(BIN))/python -m pytest $(PROCESSES) -m "not nightly and not slow" \
 	  $(PYTEST_ARGS) $$(grep -rl 'native' tests --include='test_*.py' | grep -v tests/system)
 
