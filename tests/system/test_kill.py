@@ -189,8 +189,8 @@ def test_a_trainer_dies_while_its_feeder_starts(place: Place, tmp_path: Path):
     path = place.write()
     with trainer(path, tmp_path / "state.pt") as made:
         made.line("made")
+        assert eventually(lambda: bool(made.descendants()))
         family = made.descendants()
-        assert family
         made.kill()
         assert all_gone(family)
         assert eventually(lambda: not place.left(), within_s=15), place.left()

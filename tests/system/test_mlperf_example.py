@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +34,9 @@ LAST_DAY = "2026-01-06"
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[dict[str, ModuleType]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrec's, of parts for GPUs that are absent and of names that are old
+        importlib.import_module("torchrec")
     with example_programs(EXAMPLE, threads=1) as programs:
         yield programs
 
