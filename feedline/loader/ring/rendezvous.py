@@ -240,11 +240,11 @@ class Listener:
     def open(self) -> None:
         """Start listening for a trainer."""
         self._path.unlink(missing_ok=True)  # a dead predecessor's: holding the lock, we are the only owner
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # First, for `close` after a signal in between.
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with address_of(self._path) as address:
-            listening.bind(address)
-        listening.listen(_BACKLOG)
-        self._socket = listening
+            self._socket.bind(address)
+        self._socket.listen(_BACKLOG)
 
     def fileno(self) -> int:
         """The listening socket; -1 while it is closed."""

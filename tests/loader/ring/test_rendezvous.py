@@ -248,6 +248,19 @@ def test_files_of_a_dead_owner_are_removed(place: Place):
         each.close()
 
 
+def test_a_signal_while_a_socket_is_opened_leaves_no_file(place: Place, monkeypatch: pytest.MonkeyPatch):
+    path = socket_path("0" * 64, 0, 1)
+
+    def end(_socket: socket.socket, _backlog: int) -> None:
+        assert path.exists()
+        raise SystemExit
+
+    monkeypatch.setattr(socket.socket, "listen", end)
+    with pytest.raises(SystemExit), closing(Listener(path)) as listener:
+        listener.open()
+    assert not place.left()
+
+
 def test_a_lock_file_removed_by_its_owner_is_created_again(place: Place):
     """Opened before, locked after its removal: that lock would protect nothing."""
     path = socket_path("0" * 64, 0, 1)
