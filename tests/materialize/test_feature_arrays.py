@@ -94,7 +94,7 @@ def test_blocks_are_appended_by_whole_shards(blocks: list[list[list[int]]], buff
         patch.setattr(feature_arrays, "CHUNK_BYTES", 16)
         patch.setattr(arrays_writer, "_SHARD_CHUNKS", 4)
         patch.setattr(arrays_writer, "_BUFFER_BYTES", buffer)
-        output = OutputFolder(folder, overwrite=False).begin()
+        output = OutputFolder(f"{folder}/arrays", overwrite=False).begin()
         writer = ArraysWriter(BatchSchema((column("ids", "sparse"),)), output)
         out, chunks = Path(output.files.path), max(1, min(4, buffer // 32))
         for block in blocks:
