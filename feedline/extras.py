@@ -16,7 +16,12 @@ def extra(name: str, what: str, error: type[FeedlineError] = SpecError) -> Itera
     """
     try:
         yield
-    except ImportError as missing:
+    except ModuleNotFoundError as missing:
         raise error(
             f"{what} needs a package that is not installed: {missing}. Run: pip install 'feedline[{name}]'"
         ) from None
+    except ImportError as broken:
+        raise error(
+            f"{what} needs a package that cannot be imported: {broken}. Run: pip install --force-reinstall "
+            f"'feedline[{name}]'"
+        ) from broken

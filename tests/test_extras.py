@@ -47,6 +47,13 @@ def test_a_missing_package_becomes_an_error_that_names_the_extra():
         extra("tls", "a part", ClusterError),
     ):
         import no_such  # noqa: F401
+    with (
+        pytest.raises(
+            SpecError, match=r"cannot be imported: cannot import name 'none' .*--force-reinstall 'feedline\[tls\]'"
+        ),
+        extra("tls", "a part"),
+    ):
+        from zlib import none  # type: ignore[attr-defined]  # noqa: F401 -- as from a package of another version
     with pytest.raises(ValueError, match="mine"), extra("tls", "a part"):
         raise ValueError("mine")
 
