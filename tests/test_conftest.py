@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from leaks import descendants_left
 
 LEAKS = '''
 """Tests that leave something behind, and three that do not."""
@@ -56,8 +57,7 @@ def test_last():
 @pytest.mark.slow
 def test_leaks_are_found(tmp_path: Path):
     """Of each test in `system/`, of each module everywhere: reported with the module's last test."""
-    conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(conftest.replace("LEAK_GRACE_S = 10.0", "LEAK_GRACE_S = 0.2"))
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     for folder, name in (("system", "test_leaks.py"), ("unit", "test_leaks_elsewhere.py")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text(LEAKS)
@@ -65,7 +65,7 @@ def test_leaks_are_found(tmp_path: Path):
     options = ("-p", "no:cacheprovider", "--assert=plain", "-q", "-rE")
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
     support = str(Path(__file__).with_name("support"))
-    environment = {**os.environ, "PYTHONPATH": support, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {**os.environ, "PYTHONPATH": support, "TESTS_GRACE_S": "0.2", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     lines = run.stdout.splitlines()
     failed = sorted(line.split(" ")[1] for line in lines if line.startswith("ERROR "))
@@ -78,11 +78,6 @@ def test_leaks_are_found(tmp_path: Path):
 
 
 def test_a_process_that_ends_while_it_is_looked_at_is_found(monkeypatch: pytest.MonkeyPatch):
-    spec = importlib.util.spec_from_file_location("leak_scan", Path(__file__).with_name("conftest.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    conftest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     status = psutil.Process.status
 
@@ -94,6 +89,6 @@ def test_a_process_that_ends_while_it_is_looked_at_is_found(monkeypatch: pytest.
         return found
 
     monkeypatch.setattr(psutil.Process, "status", end_after)
-    found = conftest._children()
+    found = descendants_left()
     process.wait()
     assert found[process.pid] == "(zombie)"

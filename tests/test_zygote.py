@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -90,6 +92,21 @@ def test_a_program_ends_with_its_status(kind: str):
         assert subprocess.run([sys.executable, __file__, "leave", str(status)], check=False).returncode == status
     failed = subprocess.run([sys.executable, __file__, "fail"], capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "ValueError: no")
+
+
+def test_an_orphan_that_comes_while_a_program_is_adopted_is_buried():
+    import zygote
+    from pipelines import eventually
+
+    adopts = partial(ctypes.CDLL(None).prctl, 36)  # PR_SET_CHILD_SUBREAPER
+    adopts(1, 0, 0, 0)
+    try:
+        orphan = int(subprocess.check_output(["sh", "-c", "true & echo $!"]))
+    finally:
+        adopts(0, 0, 0, 0)
+    assert eventually(lambda: psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE)
+    zygote.bury_strangers()
+    assert not psutil.pid_exists(orphan)
 
 
 def test_a_process_that_multiprocessing_spawns_is_a_child_with_its_status(kind: str):

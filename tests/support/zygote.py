@@ -15,6 +15,7 @@ Runs in: the tests, the servers, the programs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -86,6 +87,7 @@ _servers: dict[str, Server | None] = {}  # by kind and variables; None where the
 _own_server: Server | None = None  # of a program
 _usual: dict[str, str] = {}  # variables that are read early, when this began
 _is_on = True
+_own: set[int] = set()  # children that this process has started
 
 
 class Server:
@@ -137,6 +139,18 @@ def is_server(process: psutil.Process) -> bool:
         return False
 
 
+def bury_strangers() -> None:
+    """Wait for what has ended and was never started here: orphans that came to this process while it adopted a program,
+    such as those of a feeder that was killed in that moment. Nobody else waits for them."""
+    known = set(_own)  # before: what another thread starts meanwhile stays known
+    children = psutil.Process().children()
+    _own.difference_update(known - {child.pid for child in children})
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            if child.pid not in _own and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+
+
 class Popen(_Popen):
     """A process, of a server where there is one for its program."""
 
@@ -145,6 +159,7 @@ class Popen(_Popen):
         pid = _start(call) if _is_on else None
         if pid is None:
             super()._execute_child(*arguments)
+            _own.add(self.pid)
             return
         self.pid = pid
         self._child_created = True
@@ -175,7 +190,9 @@ def _spawn(path: bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> 
         descriptors = {number: number for number in (0, 1, 2, *passfds)}
         program = "feedline dask", ["", option, code, last]
         pid = _request(program, environment, descriptors, folder=Path.cwd(), session=False, inherits=True)
-    return _spawnv_passfds(path, args, passfds) if pid is None else pid
+    pid = _spawnv_passfds(path, args, passfds) if pid is None else pid
+    _own.add(pid)
+    return pid
 
 
 def _is_open(descriptor: int) -> bool:
@@ -218,7 +235,9 @@ def _request(
         if server is None or _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             return None
         try:
-            return server.start(request, list(descriptors.values()))
+            pid = server.start(request, list(descriptors.values()))
+            _own.add(pid)
+            return pid
         except OSError:  # the server has ended: this program, and those after it, start as ever
             _forget(server)
             return None
@@ -288,6 +307,7 @@ def _server(kind: str, environment: Mapping[str, str]) -> Server | None:
         others = {name: value for name, value in environment.items() if not name.startswith(_READ_EARLY)}
         switched = {**others, **early, "OPENBLAS_NUM_THREADS": "1"}
         process = _Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=switched)
+        _own.add(process.pid)
         process.returncode = 0  # it ends with this process, and nobody waits for it
         theirs.close()
         _servers[key] = Server(ours)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import conftest
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from leaks import descendants_left, no_leaks, remaining
 from optimized import multiset, warehouse
 from pipelines import Place, furnished, image
 from s3_store import ALWAYS
@@ -98,16 +98,16 @@ def leak_scan(request: pytest.FixtureRequest) -> Iterator[None]:
     if "azure" in request.node.name:
         yield
         return
-    with conftest.no_leaks():
+    with no_leaks():
         yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def module_leak_scan() -> Iterator[None]:
     """Servers and proxies have ended; connections are looked at after each test."""
-    before = conftest._children()
+    before = descendants_left()
     yield
-    left = conftest._remaining(lambda: sorted(conftest._children().items() - before.items()))
+    left = remaining(lambda: sorted(descendants_left().items() - before.items()))
     assert not left, f"processes left behind: {left}"
 
 
