@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ def test_findings_are_mended(path: Path):
 
 @pytest.mark.nightly
 def test_fuzzers_find_nothing():
+    faulthandler.cancel_dump_traceback_later()  # the limit of other tests
     done = subprocess.run(
         [sys.executable, fuzz.__file__, "--seconds", "600"], capture_output=True, text=True, timeout=1500, check=False
     )

@@ -137,7 +137,7 @@ class Spawner:
             seat = SeatSocket(fileno=os.dup(descriptor))
             seat.world = world
             process.sockets.append(seat)
-            world.start(process, process.name, lambda seat=seat: block_process._serve(self._compute, seat))
+            world.start(process, process.name, lambda seat=seat: block_process._serve(self._compute, seat), seat.close)
         process.on_end.append(lambda: self._on_end(process))
         world.note(f"{process.name} starts")
         return process.pid

@@ -144,16 +144,17 @@ class World:
     def process(self, name: str) -> Process:
         return Process(name, next(self._numbers) + 1000)
 
-    def start(self, process: Process, name: str, run: Callable[[], None]) -> Actor:
-        """A further thread of a process."""
+    def start(
+        self, process: Process, name: str, run: Callable[[], None], unless: Callable[[], None] = lambda: None
+    ) -> Actor:
+        """A further thread of a process. unless: called instead where it is killed before its first turn."""
         actor = Actor(process, name)
         actor.turn.acquire()
 
         def body() -> None:
             actor.turn.acquire()
             try:
-                if not actor.is_killed:
-                    run()
+                (unless if actor.is_killed else run)()
             except Killed:
                 pass
             except BaseException as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deployment import SMALL
 from pipelines import Place, furnished
-from processes import DaskCluster
+from processes import Program, feedline, free_port
 
 from feedline import FeedlineDataset
 
@@ -136,12 +138,23 @@ class Samplings:
 
 @pytest.mark.nightly
 def test_a_scheduler_and_workers_elsewhere(place: Place):
-    """Many blocks, and a ring that is full most of the time."""
+    """Many blocks, and a ring that is full most of the time. Of Feedline's own commands: those of Dask keep a profile
+    of each second for an hour, and the spans of all tasks."""
     faulthandler.cancel_dump_traceback_later()  # the limit of other tests
-    with DaskCluster(place.folder / "dask", workers=2) as dask:
-        names = ("scheduler", "worker 0", "worker 1")
-        others = dict(zip(names, map(psutil.Process, dask.pids()), strict=True))
-        with FeedlineDataset(place.write(**SMALL, cluster={"scheduler": dask.address})) as dataset:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    scratch = place.folder / "scratch"  # where killed processes leave what is not checked
+    scratch.mkdir()
+    with ExitStack() as stack:
+
+        def start(*words: object) -> Program:
+            return stack.enter_context(feedline(*words, env={**os.environ, "TMPDIR": str(scratch)}))
+
+        programs = {"scheduler": start("scheduler", "--port", address.rpartition(":")[2])}
+        programs["scheduler"].line("scheduler at")
+        for number in range(2):
+            programs[f"worker {number}"] = start("worker", address, "--threads", 1, "--cpu", "native")
+        others = {name: psutil.Process(program.pid) for name, program in programs.items()}
+        with FeedlineDataset(place.write(**SMALL, cluster={"scheduler": address})) as dataset:
             samplings = Samplings(LONG_S)
             used = soak(dataset, others, samplings.due, samplings.done, STEP_S)
             for name, samples in used.items():
