@@ -101,7 +101,7 @@ def test_an_orphan_that_comes_while_a_program_is_adopted_is_buried():
     adopts = partial(ctypes.CDLL(None).prctl, 36)  # PR_SET_CHILD_SUBREAPER
     adopts(1, 0, 0, 0)
     try:
-        orphan = int(subprocess.check_output(["sh", "-c", "true & echo $!"]))
+        orphan = int(subprocess.check_output(["sh", "-c", "sleep 0.2 >/dev/null & echo $!"]))
     finally:
         adopts(0, 0, 0, 0)
     assert eventually(lambda: psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE)
