@@ -79,7 +79,10 @@ def seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # for libraries that draw from the legacy generator
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.manual_seed(0)  # `manual_seed` formats the stack each time, for CUDA
+        torch = sys.modules["torch"]
+        torch.default_generator.manual_seed(0)  # without CUDA `torch.manual_seed` formats the stack each time
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture

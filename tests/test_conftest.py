@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from leaks import descendants_left
+from leaks import all_descendants
 
 LEAKS = '''
 """Tests that leave something behind, and three that do not."""
@@ -89,6 +89,6 @@ def test_a_process_that_ends_while_it_is_looked_at_is_found(monkeypatch: pytest.
         return found
 
     monkeypatch.setattr(psutil.Process, "status", end_after)
-    found = descendants_left()
+    found = all_descendants()
     process.wait()
     assert found[process.pid] == "(zombie)"

@@ -29,9 +29,9 @@ def no_leaks() -> Iterator[None]:
     Whatever existed before is not counted, fixtures of a wider scope among it. Descriptors that libraries keep for good
     (an event loop's socket pair, Arrow's and Polars' pipes and files) are of other kinds.
     """
-    processes, descriptors = descendants_left(), _descriptors()
+    processes, descriptors = all_descendants(), _descriptors()
     yield
-    left = remaining(lambda: sorted(descendants_left().items() - processes.items()))
+    left = remaining(lambda: sorted(all_descendants().items() - processes.items()))
     assert not left, f"processes left behind: {left}"
     left = remaining(lambda: _new_descriptors(descriptors))
     assert not left, f"descriptors left behind: {left}"
@@ -60,7 +60,7 @@ def remaining(look: Callable[[], list]) -> list:
     return left
 
 
-def descendants_left() -> dict[int, str]:
+def all_descendants() -> dict[int, str]:
     """This process's descendants, zombies included: pid and command line."""
     zygote.bury_strangers()
     found = {}

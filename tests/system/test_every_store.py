@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from leaks import descendants_left, no_leaks, remaining
+from leaks import all_descendants, no_leaks, remaining
 from optimized import multiset, warehouse
 from pipelines import Place, furnished, image
 from s3_store import ALWAYS
@@ -105,9 +105,9 @@ def leak_scan(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def module_leak_scan() -> Iterator[None]:
     """Servers and proxies have ended; connections are looked at after each test."""
-    before = descendants_left()
+    before = all_descendants()
     yield
-    left = remaining(lambda: sorted(descendants_left().items() - before.items()))
+    left = remaining(lambda: sorted(all_descendants().items() - before.items()))
     assert not left, f"processes left behind: {left}"
 
 

@@ -139,7 +139,7 @@ class Samplings:
 @pytest.mark.nightly
 def test_a_scheduler_and_workers_elsewhere(place: Place):
     """Many blocks, and a ring that is full most of the time. Of Feedline's own commands: those of Dask keep a profile
-    of each second for an hour, and the spans of all tasks."""
+    of each second of an hour, and more."""
     faulthandler.cancel_dump_traceback_later()  # the limit of other tests
     address = f"tcp://127.0.0.1:{free_port()}"
     scratch = place.folder / "scratch"  # where killed processes leave what is not checked
