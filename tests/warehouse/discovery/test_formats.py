@@ -74,7 +74,7 @@ def test_a_missing_package_names_its_extra(package: str, read: Any, monkeypatch:
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
         if name.partition(".")[0] == package:
-            raise ImportError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}")
         return original(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
