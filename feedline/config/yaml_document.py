@@ -1,13 +1,14 @@
 """Read YAML into plain values, with the position of each entry.
 
-Pure. ruamel.yaml turns the text into events (YAML 1.2, each with line and column), which are composed here into plain
-dicts, lists and scalars. No loader is used: what loaders accept (duplicate keys, tags, merge keys, unbounded alias
-expansion) is refused, in the terms of a pipeline. Scalars follow YAML 1.2's core schema: `off`, `on`, `yes`, `no` and
-dates are strings. Keys are always strings.
+Pure. PyYAML turns the text into events, each with line and column, which are composed here into plain dicts, lists and
+scalars. No loader is used: what loaders accept (duplicate keys, tags, merge keys, unbounded alias expansion) is
+refused, in the terms of a pipeline. Scalars follow YAML 1.2's core schema: `off`, `on`, `yes`, `no` and dates are
+strings. Keys are always strings. Characters that break a line in YAML 1.1 and not in 1.2 are refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
@@ -19,8 +20,7 @@ from feedline.dataclass import dataclass
 from feedline.errors import SpecError
 
 if TYPE_CHECKING:  # imported where YAML is read: a feeder gets its pipeline as JSON
-    from ruamel.yaml.error import MarkedYAMLError
-    from ruamel.yaml.events import CollectionStartEvent
+    from yaml import MarkedYAMLError
 
 # --------------------------------------------------------------------------------------------------------------------
 # Positions of entries in a pipeline.yaml, so that an error names file, line, column and path. A document is plain
@@ -182,6 +182,8 @@ _SPECIAL: dict[str, bool | float | None] = (
 )
 _END = "the end of the file"
 SURROGATE = re.compile("[\ud800-\udfff]")
+# Of the printable characters of YAML, U+0085, U+2028, U+2029 and a byte order mark within the text are left out.
+_NOT_ALLOWED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
 
 def resolve_scalar(text: str) -> bool | int | float | str | None:
@@ -207,29 +209,40 @@ def read_document(text: str, file: str) -> Document:
     Raises:
         SpecError: not YAML, or beyond the limits; names file, line, column and, where known, the path.
     """
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415 -- see above
-    from ruamel.yaml.reader import ReaderError  # noqa: PLC0415 -- see above
+    from yaml import MarkedYAMLError  # noqa: PLC0415 -- see above
 
     document = Document(file=file, value=None, positions={(): Position(line=1, column=1)})
     text = text.removeprefix("\ufeff")
     if len(text) > MAX_BYTES:
         raise document.error((), f"document too large: got {len(text)} characters, expected at most {MAX_BYTES}")
+    if wrong := _NOT_ALLOWED.search(text):
+        before, code = text[: wrong.start()], f"{ord(wrong[0]):04x}"
+        position = Position(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
+        remedy = "" if SURROGATE.match(wrong[0]) else f'. In double quotes it is written "\\u{code}"'
+        message = f"not YAML: the character U+{code.upper()} is not allowed{remedy}"
+        raise SpecError(message_at(file, position, (), message))
     try:
-        root = _Composer(text, file).compose()
+        root = _composed(text, file)
     except MarkedYAMLError as error:
         raise _syntax_error(error, file) from error
-    except ReaderError as error:
-        before = text[: error.position]
-        position = Position(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
-        message = f"not YAML: the character U+{ord(text[error.position]):04X} is not allowed"
-        raise SpecError(message_at(file, position, (), message)) from error
-    except (YAMLError, ValueError) as error:
+    except ValueError as error:
         if isinstance(error, SpecError):
             raise
         raise document.error((), f"not YAML: {error}") from error
     if root is not None:
         document.value = _Expansion(document).value_of(root, (), root.position)
     return document
+
+
+def _composed(text: str, file: str) -> _Node | None:
+    """The root; None of an empty document. What libyaml refuses, PyYAML's parser in Python is asked about: its errors
+    say more, and a lone surrogate is refused by its path."""
+    import yaml  # noqa: PLC0415 -- see above
+
+    if yaml.__with_libyaml__:
+        with contextlib.suppress(yaml.YAMLError):
+            return _Composer(text, file, yaml.parse(text, Loader=yaml.CSafeLoader)).compose()
+    return _Composer(text, file, yaml.parse(text, Loader=yaml.SafeLoader)).compose()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,14 +261,14 @@ class _Node:
 class _Composer:
     """Composes events into nodes, recursion bounded by MAX_DEPTH."""
 
-    def __init__(self, text: str, file: str) -> None:
-        from ruamel.yaml import YAML, events  # noqa: PLC0415 -- see above
+    def __init__(self, text: str, file: str, events: Iterator[Any]) -> None:
+        import yaml  # noqa: PLC0415 -- see above
 
         self.text = text
         self.file = file
-        self.kinds = events
+        self.kinds = yaml
         self.anchors: dict[str, _Node] = {}
-        self.events: Iterator[Any] = iter(YAML(typ="safe", pure=True).parse(text))
+        self.events = events
         self.budget = MAX_ENTRIES
 
     def compose(self) -> _Node | None:
@@ -333,7 +346,7 @@ class _Composer:
             self.check_commas(items, path)
         return self.collection("sequence", event, items=tuple(items))
 
-    def collection(self, kind: str, event: CollectionStartEvent, **parts: Any) -> _Node:
+    def collection(self, kind: str, event: Any, **parts: Any) -> _Node:
         mark = event.start_mark
         return _Node(kind=kind, position=_position_of(mark), start=mark.index, tag=str(event.tag or ""), **parts)
 
@@ -448,6 +461,10 @@ def _syntax_error(error: MarkedYAMLError, file: str) -> SpecError:
             "not YAML: text after a closing quote, a quote that is not closed on a line before, or a wrong "
             "indentation. Quote the whole value, not its start"
         )
+    elif problem == "expected <block end>, but found ':'":
+        message = "not YAML: a `:` without a key before it: expected `key: value`"
+    elif problem.startswith(("expected '<document start>'", "expected <block end>")):
+        message = f"not YAML: {problem}{context}. Indent the entries of a mapping alike, as those of a list"
     elif "scanning a block scalar" in context:
         message = "not YAML: a value that begins with > or |, which starts a block scalar. Quote the value"
     else:

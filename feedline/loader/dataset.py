@@ -18,7 +18,6 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Literal, NoReturn, Self
 
-import ruamel.yaml  # noqa: F401 -- parses pipeline.yaml: 0.1 s of this import instead of the wait for a first batch
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, get_worker_info

@@ -3,8 +3,10 @@
 import io
 import json
 import math
+from contextlib import suppress
 
 import pytest
+import yaml
 from drawn_examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -140,12 +142,16 @@ def test_aliases_are_copies_with_the_anchors_position():
         ("b: {<<: {c: 1}}", '1:5: b."<<":', "merge key"),
         ("a: *nope", "1:4: a:", "unknown alias: got *nope"),
         ("a: &x [*x]", "1:8: a[0]:", "unknown alias: got *x"),
-        ("%YAML 1.1\n---\na: on", "2:1:", "%YAML directive"),
+        ("%YAML 1.1\n---\na: on", "1:1:", "%YAML directive"),
         ("a: 1\n---\nb: 2\n", "2:1:", "a second document"),
         ("a:\n\t- b", "2:1:", "a tab"),
         ("? [a]\n: b", "1:3:", "key is not a scalar: got a sequence"),
-        ("a:\n  : b", '2:3: a."":', "key is empty"),
-        ("a: b\nc: \x00", "2:4:", "the character U+0000"),
+        ("a:\n  '': b", '2:3: a."":', "key is empty"),
+        ("a:\n  : b", "2:3:", "a `:` without a key before it"),
+        ("a: b\nc: \x00", "2:4:", 'the character U+0000 is not allowed. In double quotes it is written "\\u0000"'),
+        ("a: b\u2028c", "1:5:", "the character U+2028"),
+        ("a: \ud800", "1:4:", "the character U+D800 is not allowed"),
+        ("a:\n  b: 1\n c: 2", "3:2:", "Indent the entries of a mapping alike"),
         ('a: "\\ud800"', "1:4: a:", "lone surrogate"),
         ('a: {"\\ud800": 1}', '1:5: a."\\ud800":', "lone surrogate"),
         ('a: "\\U00110000"', "1:1:", "not YAML"),
@@ -230,14 +236,32 @@ def test_aliases_cannot_nest_deeper_than_text():
     assert "32 levels" in refused("\n".join(rows))
 
 
+SYNTAX = st.text(st.sampled_from(list("ab:-[]{},'\"#&*!|>%@`? \n\t\\\r0.~<\u2028\x85\ufeff\ud800\x07")), max_size=40)
+
+
 @examples(100)
-@given(st.text(st.sampled_from(list("ab:-[]{},'\"#&*!|>%@`? \n\t\\\r0.~<\u2028\x85\ufeff\ud800\x07")), max_size=40))
+@given(SYNTAX)
 def test_any_text_is_read_or_refused_with_its_position(text):
     try:
         message = "p.yaml:" if read(text) else ""
     except SpecError as error:
         message = str(error)
     assert message.startswith("p.yaml:")
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="this PyYAML has no libyaml")
+@examples(100)
+@given(SYNTAX | values.map(json.dumps))
+@example("a: [b, {c: 'd', e: \"f\\n\"}]\ng: >-\n  h\n\n  i\nj: |2\n    k\n")
+def test_without_libyaml_the_same_is_read(text):
+    """But for tabs, of which libyaml allows more, and for the position of an empty document."""
+    with pytest.MonkeyPatch.context() as patch, suppress(SpecError):
+        patch.setattr(yaml, "__with_libyaml__", False)
+        slowly = read(text)
+        patch.undo()
+        document = read(text)
+        document.positions[()] = slowly.positions[()]
+        assert document == slowly
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import yaml
 from distributed import Scheduler, SpecCluster
 from distributed.deploy.cluster import Cluster as DaskDeployment
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from feedline.config.cluster_section import ClusterSpec, is_loopback
 from feedline.errors import ClusterError
@@ -198,8 +197,8 @@ def _cluster_of_kubernetes(options: Mapping[str, Any]) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        return YAML(typ="safe", pure=True).load(Path(given))
-    except (OSError, ValueError, YAMLError) as error:
+        return yaml.safe_load(Path(given).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ClusterError(
             f"cluster.options.custom_cluster_spec {given} cannot be read: {error}. Name a YAML file with one "
             "DaskCluster"
