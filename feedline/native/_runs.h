@@ -115,7 +115,7 @@ static int runs_next(Runs *runs) {
             size = room;
             runs->left = (int64_t)(size * 8 / runs->width);
         }
-        if (groups == 0 || runs->left == 0)
+        if (groups == 0 || groups > INT32_MAX / 8 || runs->left == 0) /* of width 0 any number has its bytes */
             return runs_fail(runs);
         runs->packed = 1;
         runs->bytes = runs->at;

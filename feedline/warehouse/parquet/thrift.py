@@ -326,7 +326,7 @@ def _skip_structure(data: bytes, position: int, depth: int) -> int:
     while True:
         head = data[position]
         position += 1
-        if not head:
+        if not head & 15:  # also where the byte names a field, as for Apache Thrift
             return position
         if head < 16:
             position = _skip_varints(data, position, 1)
