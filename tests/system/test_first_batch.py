@@ -16,7 +16,7 @@ from feedline import FeedlineDataset
 # Each takes 5 ms to a second: libraries of other processes and of commands, and what few pipelines call.
 NOT_NEEDED = {
     *("asyncio", "bokeh", "concurrent.futures.process", "dask", "distributed", "fsspec", "jinja2", "multiprocessing"),
-    *("opentelemetry", "pandas.core", "prometheus_client", "pyarrow.dataset", "rich", "ruamel", "tenacity", "torch"),
+    *("opentelemetry", "pandas.core", "prometheus_client", "pyarrow.dataset", "rich", "tenacity", "torch", "yaml"),
     *("typer", "zarr", "feedline.cli", "feedline.fitting", "feedline.loader.dataset", "feedline.materialize"),
     *("feedline.pipeline", "feedline.serving", "feedline.workbench"),
     *(
